@@ -32,13 +32,13 @@ lint: $(VENV)/.lint
 # FUZZ damaged files of each format that is read; the counts go to results/fuzz.json.
 FUZZ ?= 10000
 fuzz: $(VENV)/.test
-	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python tests/reliability/fuzzing.py $(FUZZ) results/fuzz.json
+	OMP_NUM_THREADS=1 nice -n 10 $(BIN)/python tests/reliability/test_fuzz_readers.py $(FUZZ) results/fuzz.json
 
 # FAULTS kills of each command, before each of its first changes of a file.
 FAULTS ?= 30
 faults: $(VENV)/.test
 	FAULTS=$(FAULTS) OMP_NUM_THREADS=1 SCIPY_ARRAY_API=1 $(BIN)/python -m pytest -q tests/reliability/test_many_kills.py \
-		tests/reliability/test_faults.py tests/reliability/test_killed_workers.py tests/training/test_checkpoints.py \
+		tests/reliability/test_faults.py tests/training/test_checkpoints.py \
 		tests/auditing/test_run_folder.py tests/auditing/test_review_server.py tests/auditing/test_pieces.py \
 		-k "many_kills or reliability or kill or full or cut or idleness or interrupted"
 

@@ -1,7 +1,7 @@
 """What things cost, as ratios: `python -m benchmarks [--quick]` or `make bench [QUICK=1]`.
 
 A benchmark is a module of this package with a function `main()`. It times two things in turns in one process
-(`measure.alternate`), so that a busy machine slows both alike, and hands a list of `measure.Ratio` to `measure.report`:
+(`measure.alternate`), which makes a busy machine slow both alike, and passes a list of `measure.Ratio` to `measure.report`:
 
     def main() -> None:
         quick = options(__doc__).quick

@@ -24,7 +24,7 @@ def names() -> list[str]:
 
 
 def main() -> None:
-    """Each in a process of its own, so that none inherits another's memory or threads."""
+    """Runs each in its own process, with its own memory and threads."""
     for name in names():
         print(f"--- {name}", flush=True)
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]], check=True)

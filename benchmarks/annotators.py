@@ -1,9 +1,9 @@
-"""Several annotators: accuracy of the consensus, and how well wrong majorities are found, beside majority vote and CROWDLAB.
+"""Several annotators: accuracy of the consensus and detection of wrong majorities, compared with majority vote and CROWDLAB.
 
     python -m benchmarks.annotators --data-dir DATA      # CIFAR-10H, 3 and 5 people an image; digits with made-up annotators
     python -m benchmarks.annotators --show
 
-CROWDLAB gets the same out-of-fold predictions. Wrong labels of the majority are ranked by each, so that all rank for the same errors.
+CROWDLAB gets the same out-of-fold predictions. Each ranks the labels of the majority, so all look for the same errors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IMAGES = 4000
 
 
 def cifar10h(data_dir: Path, people: int, seed: int) -> tuple[Any, Votes, Any]:
-    """Images of CIFAR-10's test part, so many of the labels that people gave each, and the true labels."""
+    """CIFAR-10 test images, some human labels of each, and the true labels."""
     counts = np.load(data_dir / "cifar10h-counts.npy").astype(int)
     test = load("cifar10", data_dir).test
     assert test is not None
@@ -115,7 +115,7 @@ def write_page(stored: dict[str, dict[str, dict[str, float]]]) -> None:
 
 
 def main() -> None:
-    """Measures what is missing, and prints."""
+    """Measures missing cases and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--seeds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""`compensate check` of new rows against the run of an audit: seconds of one core, beside the ten that are promised and beside an audit.
+"""`compensate check` of new rows against the run of an audit: seconds of one core, relative to a bar of ten and to an audit.
 
 python -m benchmarks.check [--quick]
 """
@@ -58,7 +58,7 @@ def tables(path: Path, rows: int, seed: int) -> Path:
 
 
 def measured(kind: str, make: Callable[[Path, int, int], Path], rows: int, repeats: int) -> list[Ratio]:
-    """The check of so many new rows against an audit of as many."""
+    """The check of new rows against an audit of the same number of rows."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         known, new = make(folder / "known.csv", rows, 0), make(folder / "new.csv", rows, 1)

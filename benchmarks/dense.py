@@ -1,4 +1,4 @@
-"""What compensation of dense outputs costs beside torch's loss: a batch of segmentation maps, forward and backward.
+"""Cost of compensating dense outputs relative to torch's loss: a batch of segmentation maps, forward and backward.
 
 python -m benchmarks.dense [--quick]
 """

@@ -1,16 +1,16 @@
-"""How well wrong labels are found, human errors first: the audit beside cleanlab, the plain loss, the margin of a training, and scikit-learn.
+"""Detection of wrong labels: the audit compared with cleanlab, the plain loss, the margin of a training, and scikit-learn.
 
     python -m benchmarks.detect --data-dir DATA            # all sets and three seeds; hours on one core, goes on where it was
     python -m benchmarks.detect --sets agnews,cifar10h     # some of them
     python -m benchmarks.detect --show                     # the table of the stored results, and the bars
     python -m benchmarks.detect --choose --seeds 100       # constants chosen on all sets but one, in turn
-    python -m benchmarks.detect --cost                     # seconds beside five fits of scikit-learn's logistic regression
+    python -m benchmarks.detect --cost                     # seconds relative to five fits of scikit-learn's logistic regression
 
 Data sets that are not part of scikit-learn are read from DATA: noisy-agnews-train.csv, cifar10h-counts.npy, CIFAR-10, SST-2, IMDB.
 
 - **compensate**: `compensate.audit` with its defaults, on the data as a user has them (tables with an id, a date and a column of 40
   values added; texts as texts; images as images).
-- **cleanlab**: its usual ranking and flags on *the audit's own* out-of-fold probabilities: what the noise model adds.
+- **cleanlab**: its usual ranking and flags on *the audit's own* out-of-fold probabilities; the difference is due to the noise model.
 - **loss**: the plain log loss of the same probabilities.
 - **margin**: the mean margin over a training of a small network on the same features (area under the margin).
 - **single**: the best single scikit-learn model, cross-fitted: logistic regression (its strength by held-out log loss), and for tables (the
@@ -123,7 +123,7 @@ def _source(name: str, data_dir: Path, seed: int) -> tuple[Dataset, NDArray[np.f
 
 
 def _table(name: str, seed: int) -> tuple[Dataset, NDArray[np.float32]]:
-    """A table of scikit-learn with what tables have beside their numbers: an id, a date, a column of many values."""
+    """A table of scikit-learn with an id, a date and a column of many values added."""
     from sklearn import datasets
 
     readers = {"cancer": "breast_cancer", "wine": "wine", "digits": "digits", "diabetes": "diabetes"}
@@ -257,7 +257,7 @@ def _rivals(made: Errors, found: Audit, case: Case, seed: int) -> dict[str, dict
     start = time.process_time()
     x = views[0].x if made.clean is None else made.clean
     best = {name: _crossfit(maker, x, given, wrong, seed) for name, maker in _singles(made.clean is not None).items()}
-    if len(views) > 1:  # texts: words beside the embedding
+    if len(views) > 1:  # texts: words and embedding
         best |= {f"words {n}": _crossfit(m, views[1].x, given, wrong, seed) for n, m in _singles(False).items()}
     rows["single"] = {"ap": max(best.values()), "seconds": time.process_time() - start}
     return rows
@@ -300,7 +300,7 @@ def _margin(x: Any, given: Labels, wrong: NDArray[np.bool_], seed: int) -> dict[
     from sklearn.preprocessing import StandardScaler
 
     from compensate.models.networks import MLP
-    from compensate.training.record import train_and_record
+    from compensate.training.fitting import train_and_record
 
     dense = TruncatedSVD(200, random_state=seed).fit_transform(x) if issparse(x) else x
     z = StandardScaler().fit_transform(dense).astype(np.float32)
@@ -336,54 +336,54 @@ def _on_values(made: Errors, seed: int) -> dict[str, dict[str, float]]:
 
 GRID: dict[str, tuple[float, ...]] = {
     "RIDGE": (0.0003, 0.001, 0.003, 0.01, 0.03),
-    "EVEN": (0.0005, 0.001, 0.002, 0.005, 0.015, 1.0),
-    "SIMPLER": (0.02, 0.25, 0.5, 1.0),
+    "DIRECTION_FLOOR": (0.0005, 0.001, 0.002, 0.005, 0.015, 1.0),
+    "DIRECTION_COST": (0.02, 0.25, 0.5, 1.0),
     "LEARNED": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
-    "MOST_DOUBT": (0.15, 0.25, 0.4, 1.0),
-    "ALIKE": (0.0, 0.5, 1.0, 1.92),
-    "MOST_LEARNED": (0.5, 0.8, 1.1, 1.4),
-    "LEAST_SEEN": (0.5, 0.75, 1.0),
+    "MAX_DOUBT": (0.15, 0.25, 0.4, 1.0),
+    "MAX_LOG_LIKELIHOOD_GAP": (0.0, 0.5, 1.0, 1.92),
+    "MAX_LEARNED": (0.5, 0.8, 1.1, 1.4),
+    "MIN_SEEN": (0.5, 0.75, 1.0),
     "MARGIN": (0.0, 0.01, 0.02, 0.04),
 }
-"""Constants of the noise model, each varied with the others at their values. EVEN of 1 means no direction at all."""
+"""Constants of the noise model, each varied with the others at their values. DIRECTION_FLOOR of 1 disables directions."""
 
 MEASURES = {
     "RIDGE": "ap",
-    "EVEN": "ap",
-    "SIMPLER": "ece",
+    "DIRECTION_FLOOR": "ap",
+    "DIRECTION_COST": "ece",
     "LEARNED": "ece",
-    "MOST_DOUBT": "ece",
-    "ALIKE": "ece",
-    "MOST_LEARNED": "interval",
-    "LEAST_SEEN": "interval",
+    "MAX_DOUBT": "ece",
+    "MAX_LOG_LIKELIHOOD_GAP": "ece",
+    "MAX_LEARNED": "interval",
+    "MIN_SEEN": "interval",
     "MARGIN": "interval",
 }
-"""What each constant is chosen by: average precision, calibration error, or the interval score at 90 % (width, plus 20 times a miss)."""
+"""The criterion for each constant: average precision, calibration error, or the interval score at 90 % (width plus 20 times a miss)."""
 
 WORDS = {"ap": "average precision", "ece": "calibration error", "interval": "interval score"}
 
 ALLOWED = {"flagged": 0.02, "holds": 0.9}
-"""A value is out that flags more of any set without errors, or whose interval holds the truth in fewer of the cases."""
+"""Limits: the share flagged in any set without errors, and the share of cases in which the interval covers the truth."""
 
 TRIED = 2_500
-"""Rows of a case on which values are tried; of more, every second, third or fourth is taken."""
+"""Rows per case for trying values; larger cases are thinned evenly."""
 
 MORE = [Case("imdb", "instance:0.1"), Case("digits", "instance:0.1"), Case("cifar10", "symmetric:0.05")]
-"""Cases that serve for choosing alone."""
+"""Cases used only for choosing."""
 
 
 def choose(seeds: list[int], data_dir: Path, kept: Path) -> None:
-    """Each constant as all sets but one would choose it. What the learners said is kept, so that other values are tried in seconds."""
+    """Chooses each constant on all sets but one. Predictions of the learners are stored, so more values take seconds."""
     rows: list[dict[str, Any]] = []
     for case in (case for case in CASES + MORE if case.name != "diabetes"):
         for seed in seeds:
-            said = _predictions(case, seed, data_dir, kept)
-            pooled = _pooled(said)
+            predictions = _predictions(case, seed, data_dir, kept)
+            pooled = _pooled(predictions)
             for constant, values in GRID.items():
                 usual = getattr(noise_model, constant)
                 for value in values:
                     setattr(noise_model, constant, value)
-                    figures = _figures(said, _pooled(said) if constant == "RIDGE" else pooled)
+                    figures = _figures(predictions, _pooled(predictions) if constant == "RIDGE" else pooled)
                     rows.append(
                         {"case": case.key, "set": case.name, "seed": seed, "constant": constant, "value": value}
                         | {k: round(v, 4) for k, v in figures.items()}
@@ -397,7 +397,7 @@ def choose(seeds: list[int], data_dir: Path, kept: Path) -> None:
 
 
 def _predictions(case: Case, seed: int, data_dir: Path, kept: Path) -> dict[str, NDArray[Any]]:
-    """What the learners say of a case out of fold, read from the folder if it is there."""
+    """Out-of-fold predictions of the learners on a case, read from the folder if stored."""
     file = kept / (case.key.replace(" ", "_").replace(":", "-") + f"_{seed}.npz")
     if not file.exists():
         made = make(case, seed, data_dir)
@@ -423,7 +423,7 @@ def _pooled(said: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
 
 
 def _figures(said: dict[str, NDArray[Any]], log_q: NDArray[np.float64]) -> dict[str, float]:
-    """What the noise model makes of predictions, with its constants as they are now."""
+    """Figures of the noise model with its present constants."""
     labels, wrong = said["labels"], said["wrong"]
     verdict = noise_model.judge(log_q, labels, said["transition"].mean(0))
     share, truth = verdict.share, float(wrong.mean())
@@ -470,7 +470,7 @@ def _best(part: pd.DataFrame, measure: str) -> float:
 
 
 def cost(data_dir: Path) -> dict[str, float]:
-    """Seconds of the audit beside five fits of scikit-learn's logistic regression at the strength the audit chose.
+    """Seconds of the audit relative to five fits of scikit-learn's logistic regression at the strength the audit chose.
 
     On embeddings of CIFAR-10's test images; encoding is not counted.
     """

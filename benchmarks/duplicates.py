@@ -1,4 +1,4 @@
-"""How well edited copies are found, beside cleanlab's Datalab on the same features; and its other kinds of issues.
+"""Detection of edited copies and outliers, compared with cleanlab's Datalab on the same features.
 
     python -m benchmarks.duplicates --data-dir DATA     # all sets and three seeds; goes on where it was
     python -m benchmarks.duplicates --show              # the table of the stored results
@@ -30,8 +30,8 @@ from PIL import Image
 import experiments.data  # noqa: F401  registers cifar10, sst2 and imdb
 from benchmarks.measure import run_or_show
 from compensate import __version__
-from compensate.auditing.issues.duplicates import SIMILAR_IMAGES, SIMILAR_TEXTS, image_pairs, shrunk, text_pairs
-from compensate.auditing.issues.samples import oddity, outliers
+from compensate.auditing.duplicates import SIMILAR_IMAGES, SIMILAR_TEXTS, image_pairs, shrunk, text_pairs
+from compensate.auditing.issues import oddity, outliers
 from compensate.data import load
 from compensate.files import write_atomically
 

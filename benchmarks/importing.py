@@ -1,4 +1,4 @@
-"""What `import compensate` costs beside `import torch`, each in a fresh process."""
+"""Time of `import compensate` relative to `import torch`, each in a fresh process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issues of single images, rows, classes and columns, beside cleanlab's Datalab on the same planted cases.
+"""Issues of single images, rows, classes and columns, compared with cleanlab's Datalab on the same planted cases.
 
     python -m benchmarks.issues --data-dir DATA     # three seeds
     python -m benchmarks.issues --show              # the table of the stored results
@@ -23,7 +23,7 @@ import experiments.data  # noqa: F401  registers cifar10, sst2 and imdb
 from benchmarks.measure import run_or_show
 from compensate import __version__
 from compensate.auditing.api import audit
-from compensate.auditing.issues.samples import odd_images
+from compensate.auditing.issues import odd_images
 from compensate.data import load
 from compensate.files import write_atomically
 
@@ -34,7 +34,7 @@ Told = dict[str, float]
 
 
 def told(found: NDArray[np.bool_], planted: NDArray[np.bool_]) -> Told:
-    """Precision and recall of what was found."""
+    """Precision and recall of the findings."""
     precision = float(planted[found].mean()) if found.any() else 1.0
     return {"precision": precision, "recall": float(found[planted].mean())}
 

@@ -1,9 +1,9 @@
-"""Errors planted in labels of every kind, and how well they are found, beside cleanlab's function for that kind.
+"""Detection of planted errors in labels of every kind, compared with cleanlab's function for that kind.
 
     python -m benchmarks.kinds --data-dir DATA [--sets digits-labels,...] [--seeds 0,1,2]
 
 Average precision of the planted errors. Both sides see the same out-of-fold probabilities. For label sets, cleanlab is also given the
-probabilities before the other labels of a row were looked at, which is what a classifier a label gives. Results of sets that are not run again
+probabilities before the other labels of a row were looked at, as one classifier per label gives them. Results of sets that are not run again
 are kept.
 """
 
@@ -107,17 +107,17 @@ def label_sets(
 
 def spoiled(tags: list[list[str]], rng: np.random.Generator) -> list[list[str]]:
     """A tenth of the entities with another type, moved by a token, or without tags."""
-    from compensate.auditing.labels.tags import OUTSIDE, prefix_of, type_of
+    from compensate.auditing.labels.tags import OUTSIDE, split_tag
 
-    types = sorted({type_of(tag) for sentence in tags for tag in sentence} - {OUTSIDE})
+    types = sorted({split_tag(tag)[1] for sentence in tags for tag in sentence} - {OUTSIDE})
     found = []
     for sentence in tags:
         new = list(sentence)
         at = 0
         while at < len(sentence):
             end = at + 1
-            if prefix_of(sentence[at]) == "B":
-                while end < len(sentence) and prefix_of(sentence[end]) == "I":
+            if split_tag(sentence[at])[0] == "B":
+                while end < len(sentence) and split_tag(sentence[end])[0] == "I":
                     end += 1
                 if rng.random() < 0.1:
                     _spoil(new, at, end, types, rng)
@@ -141,18 +141,22 @@ def tagged(seed: int, data_dir: Path, sentences: int = 450) -> Row:
     """Named entities of WNUT-17."""
     from cleanlab.token_classification.rank import get_label_quality_scores
 
-    from compensate.auditing.labels import tags as t
+    from compensate.auditing.labels.tags import split_tag
+    from compensate.auditing.source import read
 
-    read = t.read_tokens(data_dir / "wnut17-train.conll").parts.sentences
+    tagged_sentences = read(data_dir / "wnut17-train.conll", None, None, {}).parts.sentences
     rng = np.random.default_rng(1000 + seed)
-    read = [read[k] for k in np.random.default_rng(seed).permutation(len(read))[:sentences]]
-    words = [[token.word for token in sentence] for sentence in read]
-    true = [[token.tag for token in sentence] for sentence in read]
+    chosen = [tagged_sentences[k] for k in np.random.default_rng(seed).permutation(len(tagged_sentences))[:sentences]]
+    words = [[token.word for token in sentence] for sentence in chosen]
+    true = [[token.tag for token in sentence] for sentence in chosen]
     given = spoiled(true, rng)
-    data = t.of_lists(words, given)
-    judged = data.parts.judge(seed)
+    judged = read(words, given, None, {}).parts.judge(seed)
     wrong = np.array(
-        [t.type_of(a) != t.type_of(b) for x, y in zip(true, given, strict=True) for a, b in zip(x, y, strict=True)]
+        [
+            split_tag(a)[1] != split_tag(b)[1]
+            for x, y in zip(true, given, strict=True)
+            for a, b in zip(x, y, strict=True)
+        ]
     )
     cuts = np.cumsum([len(sentence) for sentence in given])[:-1]
     p = np.split(np.exp(judged.verdict.log_q), cuts)

@@ -1,4 +1,4 @@
-"""Cost of one iteration of RobustKMeans beside scikit-learn's KMeans: same data, same start, one thread each.
+"""Cost of one iteration of RobustKMeans relative to scikit-learn's KMeans: same data, same start, one thread each.
 
 python -m benchmarks.kmeans [--quick]
 """
@@ -47,9 +47,9 @@ def seconds_sklearn(X: np.ndarray, start: np.ndarray, steps: int) -> float:
 def seconds_ours(X: np.ndarray, start: np.ndarray, steps: int, lam: float | None, penalty: str) -> float:
     t = None if lam is None else lam / 2
     mean = X.mean(0)
-    problem = kmeans._Problem(X - mean, None, penalty, t, 0.1)
+    problem = kmeans._Problem(X - mean, np.ones(len(X)), penalty, t, 0.1)
     began = time.process_time()
-    *_, done = kmeans._descend(problem, start - mean, steps, -1.0)
+    *_, done = problem.descend(start - mean, steps, -1.0)
     took = time.process_time() - began
     assert done == steps
     return took
@@ -60,7 +60,7 @@ def per_iteration(run: Any, *args: Any) -> float:
 
 
 def measure(n: int, d: int, k: int, repeats: int) -> list[Ratio]:
-    """Median over interleaved repeats, so that a busy machine slows both sides alike."""
+    """Median over interleaved repeats; a busy machine slows both sides alike."""
     X, start = data(n, d, k)
     cases = {"lam from contamination": (None, "l2"), "lam given": (8.0, "l2"), "plain (lam infinite)": (np.inf, "l2")}
     times: dict[str, list[float]] = {"sklearn KMeans": [], **{name: [] for name in cases}}

@@ -1,10 +1,9 @@
-"""How much of a training step is data: batches of 128 with crop and flip, against a step of ResNet-20.
+"""Cost of data loading relative to a training step: batches of 128 with crop and flip, a step of ResNet-20.
 
     python -m benchmarks.loader [--quick]
 
-Both are timed side by side in one process with one thread, turn by turn, so that whatever else the machine does falls on
-both. The images are random bytes in the shape of CIFAR-10: the time does not depend on what they show. The order and the
-random numbers of the epoch are part of the data's time, shared out over the epoch's batches.
+Both are timed in turn in one process with one thread, so other load on the machine affects both. The images are random bytes in
+the shape of CIFAR-10. The time of the data includes a share of the order and the random numbers of the epoch.
 """
 
 from __future__ import annotations

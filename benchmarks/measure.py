@@ -1,4 +1,4 @@
-"""Measuring two things side by side: alternating in one process, so that both meet the same machine."""
+"""Side-by-side measurement of two operations, alternating in one process on the same machine."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def report(name: str, ratios: list[Ratio], *, about: str, quick: bool = False, t
 
     Args:
         name: of the benchmark, a module of this package.
-        ratios: what was measured.
-        about: a sentence or two for the page: what was timed beside what, and how.
+        ratios: the measurements.
+        about: a sentence or two for the page: the two sides and how they were timed.
         quick: true if repeats or sizes were cut; such figures do not reach the page.
         threads: that each process computed with; as torch says if not given.
     """

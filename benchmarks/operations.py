@@ -1,8 +1,8 @@
-"""Operations that each method dispatches in a step, beside cross entropy's, and that none of them waits for the device.
+"""Operations that each method dispatches in a step, relative to cross-entropy; no method waits for the device.
 
 python -m benchmarks.operations [--quick]
 
-There is no graphics card here. Tensors are put on torch's device "meta" instead, which has shapes and no values: a batch takes the way that it
+Tensors are on torch's device "meta", which has shapes and no values: a batch takes the way that it
 takes on every other device but the CPU, and whatever would wait for a value (`item`, `nonzero`, `unique`, a copy to the host, the truth of a
 tensor) raises an error.
 """
@@ -40,7 +40,7 @@ class Waits(RuntimeError):
 
 
 class Count(TorchDispatchMode):
-    """Counts what is dispatched on the device, and refuses what waits for it."""
+    """Counts operations on the device and refuses any that wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Count(TorchDispatchMode):
 
 
 def counted(step: Callable[[], Tensor], steps: int = STEPS) -> float:
-    """Operations of a step, forward and backward, on average: what is done once in several steps counts in parts."""
+    """Operations of a step, forward and backward, on average; work done once in several steps counts in parts."""
     step().backward()
     with Count() as count:
         for _ in range(steps):

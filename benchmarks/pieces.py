@@ -1,4 +1,4 @@
-"""Audits of data in pieces: the peak memory of ten million rows and of two million texts, and a Ray cluster beside one process.
+"""Audits of data in pieces: the peak memory of ten million rows and of two million texts, and a Ray cluster relative to one process.
 
 python -m benchmarks.pieces [--quick] [--only table|texts|ray] [--rows N]
 """
@@ -45,7 +45,7 @@ a shared two-core machine they are only indicative."""
 
 @dataclass(frozen=True)
 class Seen:
-    """What one audit took and gave."""
+    """Cost and result of one audit."""
 
     kind: str
     rows: int
@@ -109,7 +109,7 @@ def make(kind: str, folder: Path, rows: int) -> NDArray[np.bool_]:
 
 
 def audited(kind: str, folder: Path, wrong: NDArray[np.bool_], out: Path) -> Seen:
-    """Runs the command, and compares its flags with what was made wrong."""
+    """Runs the command, and compares its flags with the planted errors."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     code = "from compensate.cli import main; main()"
     asked = [
@@ -187,7 +187,7 @@ def on_a_cluster(rows: int, folder: Path) -> dict[str, Any]:
 
 
 def ratios(seen: list[Seen], ray: dict[str, Any] | None, *, barred: bool) -> list[Ratio]:
-    """Memory beside the bar, and seconds beside those of one process."""
+    """Memory relative to the bar, and seconds relative to one process."""
     found = [
         Ratio(
             f"{one.rows:,} {'x 64' if one.kind == 'table' else 'texts'}: {one.peak_bytes / 1e9:.2f} GB", "2 GB",
@@ -210,7 +210,7 @@ def main() -> None:
     """Measures, prints and stores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few thousand rows, stored apart in results/quick")
-    parser.add_argument("--only", choices=list(ROWS), help="one of them; what is stored of the others stays")
+    parser.add_argument("--only", choices=list(ROWS), help="one of them; stored results of the others stay")
     parser.add_argument("--rows", type=int, help="another number of rows, stored apart too")
     asked = parser.parse_args()
     quick = asked.quick or asked.rows is not None

@@ -41,7 +41,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def worker(depth: int, repeats: int) -> None:
-    """One of the two processes; the first prints what it measured."""
+    """One of the two processes; the first prints the measurements."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -70,7 +70,7 @@ def worker(depth: int, repeats: int) -> None:
 
 
 def measure(depth: int, repeats: int) -> list[Ratio]:
-    """Starts both processes and reads what they found."""
+    """Starts both processes and reads their measurements."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

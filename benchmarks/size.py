@@ -1,7 +1,7 @@
 """How large the package is, and how far a call goes: `python -m benchmarks.size`.
 
 Prints files and lines of each package, functions and files that a LogComp call and an audit enter, public names, hard dependencies,
-and the seconds of `import compensate`, alone and with what a criterion needs, beside `import torch`.
+and the seconds of `import compensate`, alone and with the modules of a criterion, relative to `import torch`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ with that of the first third."""
 
 @dataclass
 class Cycle:
-    """What was seen in one cycle."""
+    """Measurements of one cycle."""
 
     seconds: float
     most_rows: int

@@ -3,7 +3,7 @@
     python -m benchmarks.stages [--quick] [--kinds table embeddings texts images] [--sizes 10000 100000 1000000]
     python -m benchmarks.stages --show     # the table of the stored results
 
-One kind and size can be measured at a time: what is stored of the others stays.
+One kind and size can be measured at a time; stored results of the others stay.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from benchmarks.measure import RESULTS, Ratio, report
 SIZES = (10_000, 100_000, 1_000_000)
 KINDS = ("table", "embeddings", "texts", "images")
 IMAGES = 100
-"""Of images, one in so many is encoded: a processor encodes a few dozen in a second. What is said of more is said by the row."""
+"""Images have a hundredth of the rows: a CPU encodes a few dozen per second."""
 
 GROWTH = 10.0
-"""The bar: a million rows of a table take at most so many times the seconds of a hundred thousand."""
+"""The bar for the seconds of a million table rows relative to a hundred thousand."""
 
 STAGES = {
-    "read": "reading", "encode": "views", "learners": "learners", "noise model": "noise model", "issues": "other issues",
+    "read": "reading", "encode": "features", "learners": "learners", "noise model": "noise model", "issues": "other issues",
     "write": "writing",
 }  # fmt: skip
 """Names of stages in the stored results, and in the table."""
@@ -49,8 +49,7 @@ images of 32 x 32 pixels with a pretrained encoder, a hundredth of the rows. Imp
 
 TIMED = """
 import json, sys, time
-from compensate.auditing import api as auditing, judge, store
-from compensate.cli import audit as command
+from compensate.auditing import api as auditing, judge, request
 
 seconds = {}
 
@@ -64,16 +63,14 @@ def timed(place, name, stage):
             seconds[stage] = seconds.get(stage, 0.0) + time.process_time() - start
     setattr(place, name, call)
 
-timed(command, "_source", "read")
+timed(request, "read", "read")
 timed(auditing, "compute_features", "encode")
 timed(auditing, "assign_folds", "learners")
-timed(judge, "fit_view", "learners")
-timed(judge, "predict_rows", "learners")
-timed(judge, "pool_weights", "noise model")
-timed(judge, "pooled", "noise model")
+timed(judge, "judge_view", "learners")
+timed(judge, "pool", "noise model")
 timed(judge, "fit_noise", "noise model")
-timed(command, "_with_issues", "issues")
-timed(store, "write_run", "write")
+timed(request, "find_issues", "issues")
+timed(request, "write_run", "write")
 from compensate.cli import main
 try:
     main()
@@ -160,7 +157,7 @@ def ratios(costs: list[Cost], *, barred: bool) -> list[Ratio]:
 
 
 def stored(path: Path) -> list[Cost]:
-    """What was measured before."""
+    """Stored measurements."""
     return [Cost(**one) for one in json.loads(path.read_text())["audits"]] if path.exists() else []
 
 

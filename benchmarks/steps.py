@@ -1,4 +1,4 @@
-"""What methods cost that run the model more than once or read its features, in steps of plain training; and beside their peers.
+"""Cost of methods that run the model more than once or read its features, relative to plain steps and to other libraries.
 
 python -m benchmarks.steps [--quick]
 """
@@ -72,7 +72,7 @@ def foolbox_attack(model: nn.Module, x: Tensor, y: Tensor, *, steps: int = STEPS
 
 
 def adversarial(depth: int, repeats: int, batch: int = BATCH) -> list[Ratio]:
-    """Adversarial training beside plain steps and beside foolbox."""
+    """Adversarial training relative to plain steps and to foolbox."""
     model, optimizer, x, y = setting(depth, batch=batch)
     criterion = pgd_at(eps=EPS, steps=STEPS, bounds=(0, 1))
     ours = stepper(optimizer, lambda: criterion.evaluate(model, x, y).loss)
@@ -85,7 +85,7 @@ def adversarial(depth: int, repeats: int, batch: int = BATCH) -> list[Ratio]:
 
 
 def meta(depth: int, repeats: int, batch: int = BATCH) -> list[Ratio]:
-    """One meta step beside a plain step."""
+    """One meta step relative to a plain step."""
     model, _, x, y = setting(depth, batch=batch)
     criterion, i = meta_logit(num_samples=1000, num_classes=10), torch.randperm(1000)[:batch]
     clean = torch.rand_like(x), torch.randint(10, (batch,))
@@ -107,7 +107,7 @@ def peak(call: Callable[[], object]) -> float:
 
 
 def augmented(depth: int, repeats: int, batch: int = BATCH) -> list[Ratio]:
-    """ISDA beside a plain step, in time and in memory."""
+    """ISDA relative to a plain step, in time and memory."""
     model, optimizer, x, y = setting(depth, 100, batch)
     criterion = isda(num_classes=100, feature_dim=64).start(10**6)
     ours = stepper(optimizer, lambda: criterion.evaluate(model, x, y).loss)
@@ -135,7 +135,7 @@ def arcface_pair(classes: int, features: int, scale: float = 64.0, margin: float
 
 
 def margins(repeats: int, batch: int = BATCH, classes: int = 1000, features: int = 512) -> list[Ratio]:
-    """ArcFace beside that of pytorch-metric-learning."""
+    """ArcFace relative to pytorch-metric-learning."""
     torch.manual_seed(0)
     ours, peer = arcface_pair(classes, features)
     z, y = torch.randn(batch, features, requires_grad=True), torch.randint(classes, (batch,))

@@ -1,4 +1,4 @@
-"""What a sparse table of samples costs: time of a step as samples become more, and memory of ten million samples.
+"""Cost of a sparse table: time of a step by number of samples, and memory of ten million samples.
 
 python -m benchmarks.store [--quick]
 """
@@ -23,7 +23,7 @@ from compensate.methods import logcomp
 BATCH, CLASSES = 256, 100
 COMPENSATED = 0.05
 FLAT, ROOM = 1.15, {2: 150e6, 20: 400e6}
-"""Bars: a step may take so much longer than at 500,000 samples; a process may grow by so many bytes for 2 and 20 entries a row."""
+"""Bars: time of a step relative to 500,000 samples; growth of a process in bytes for 2 and 20 entries per row."""
 
 ABOUT = """A step is the drop-in call of LogComp and its backward pass on given logits, batch 256, 100 classes, sparse
 rows, with the record. One row in twenty has two entries; batches are drawn from all samples. Naive is a dense
@@ -33,7 +33,7 @@ twenty compensated, after all records were written and 50 steps, relative to the
 
 
 def fill(criterion: Compensated, samples: int, entries: int) -> None:
-    """Gives one row in twenty so many entries."""
+    """Fills one row in twenty with entries."""
     table = next(criterion.tables())
     classes = table.shape[1]
     rng = np.random.default_rng(0)
@@ -90,7 +90,7 @@ def naive(samples: int) -> Callable[[], None]:
 
 
 def times(quick: bool) -> list[Ratio]:
-    """Steps at several sizes beside those at 500,000 samples, and beside a naive table."""
+    """Steps at several sizes relative to 500,000 samples and to a naive table."""
     torch.set_num_threads(1)
     base = 50_000 if quick else 500_000
     first = stepper(built(base), base)
@@ -118,7 +118,7 @@ RECORDS = {"none": "none", "auto": "lean (as by default)", "full": "full"}
 def growth(samples: int, classes: int, entries: int, record: str) -> int:
     """What this process grows by; to be called in a fresh one."""
     torch.set_num_threads(1)
-    stepper(logcomp(num_samples=1000, num_classes=classes, table="sparse"), 1000, classes)()  # what is loaded lazily
+    stepper(logcomp(num_samples=1000, num_classes=classes, table="sparse"), 1000, classes)()  # lazy imports
     gc.collect()
     before = resident()
     criterion = logcomp(num_samples=samples, num_classes=classes, table="sparse", record=record)

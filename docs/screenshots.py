@@ -184,7 +184,6 @@ def _page(
             "flagged": np.histogram(p[flagged], edges)[0].tolist(),
             "threshold": 0.5,
         },
-        "compensations": None,
         "curves": [],
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import experiments.data  # noqa: F401  the public data sets by name
-from compensate.cli import Commands, run
+from compensate.cli import SETTINGS, Commands, run
 from compensate.cli.audit import audit
 from compensate.cli.compare import compare, tune
 from compensate.cli.train import train
@@ -23,12 +23,10 @@ from experiments.demo_search import demo_search
 app = typer.Typer(
     cls=Commands,
     name="python -m experiments",
-    help="The tables, figures and sentences of the paper, trained again, and the studies behind the library's defaults. The commands train, "
-    "compare, tune and audit are those of `compensate`, with public data sets by name: `python -m experiments train cifar10`.",
+    help="Reproduce the tables, figures and sentences of the paper, and the studies behind the defaults. The commands train, compare, tune and audit "
+    "equal the commands of `compensate` and also accept public data sets by name: `python -m experiments train cifar10`.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    **SETTINGS,
 )
 for command in (reproduce, human, defaults, choices, figure, sentences, graph, search, taxonomy, demo_search):
     app.command()(command)

@@ -1,8 +1,8 @@
-"""Defaults of single methods, chosen on held-out data of digits and of drawn point clouds, with seeds that serve for nothing else.
+"""Defaults of single methods, chosen on held-out data of digits and of synthetic point clouds, with seeds used for nothing else.
 
-A study is a list of settings and a score of one setting under one seed. The score never looks at test data: it is accuracy on held-out labels
-as noisy as those of the training, on classes that count alike where classes are skewed, or under the one perturbation that a method defends
-against. The chosen setting is the first of those that no other is better than by more than one standard error.
+A study is a list of settings and a score of one setting under one seed. The score never uses test data: it is accuracy on held-out labels as noisy
+as the training labels, the mean over classes if classes are skewed, or accuracy under the perturbation that a method defends against. The chosen
+setting is the first one that the best setting does not exceed by more than one standard error.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _each(name: str, values: Sequence[Any], **fixed: Any) -> list[dict[str, Any]
 
 
 CLEAN: dict[str, Any] = {"clean": 0.02, "epochs": 20}
-"""Of the methods that learn from clean data; an epoch of theirs costs three."""
+"""Settings of methods that learn from clean data; one of their epochs costs three plain ones."""
 
 STUDIES: dict[str, Study] = {
     "deep_self_learning": Study(_each("start", (3, 1, 5, 10)), partial(noisy_labels, "deep_self_learning"), "40 % wrong labels"),
@@ -221,7 +221,7 @@ def chosen(scores: Mapping[str, Sequence[float]]) -> str:
 
 
 def sections(results: Path) -> list[str]:
-    """A part of the page of results; nothing where nothing is stored."""
+    """A part of the results page; empty if nothing is stored."""
     archive = archive_of(results)
     rows = [["method", "held out", "setting: mean score", "chosen"]]
     for name, study in STUDIES.items():
@@ -233,8 +233,8 @@ def sections(results: Path) -> list[str]:
     if len(rows) == 1:
         return []
     said = (
-        f"`python -m experiments choices`: candidates on held-out parts of digits (for some of six tables, and of drawn point clouds), seeds "
-        f"{SEEDS[0]} to {SEEDS[-1]}, which no report uses; no test data. The first setting is the library's default; another takes its place only if "
+        f"`python -m experiments choices`: candidates on held-out parts of digits (for some methods of six tables, or of synthetic point clouds), seeds "
+        f"{SEEDS[0]} to {SEEDS[-1]}, which no report uses; no test data. The first setting is the library's default; another one replaces it only if "
         "it is ahead by more than one standard error."
     )
     return ["## Defaults of single methods", said, table_lines(rows)]

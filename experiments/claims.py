@@ -12,9 +12,9 @@ from compensate.training.comparison import paired
 from experiments.comparing import Comparison
 
 Answer = Literal["holds", "open", "does not hold", "not judged", "not run here"]
-"""A claim of a mean over columns holds where the 95 % interval over the seeds is above zero and that of no column is below; it does not hold where
-the interval is below zero, or that of a column is while the mean is not above; else it is open. A claim of every column holds where all their intervals are
-above zero, and does not where one is below. One seed, or a table without some of its rows, gives no verdict."""
+"""A claim about a mean over columns holds if its 95 % interval over seeds is above zero and no column's interval is below. It does not hold if the
+interval is below zero, or if a column's interval is below zero and the mean's is not above. Otherwise it is open. A claim about every column holds if
+all intervals are above zero and does not hold if one is below. One seed, or a table with missing rows, gives no verdict."""
 
 Tables = Mapping[str, Comparison]
 Gaps = list[tuple[str, tuple[float, ...]]]
@@ -25,7 +25,7 @@ OURS = ("logcomp", "mixcomp")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds, and the figures behind that: in a word, and column by column."""
+    """Whether a claim holds, with its figures in short and column by column."""
 
     answer: Answer
     figures: str
@@ -36,10 +36,10 @@ NOT_RUN = Verdict("not run here", "")
 
 
 def judged(gaps: Gaps, *, every: bool = False, pooled: bool = True, digits: int = 1) -> Verdict:
-    """Of differences that a claim says are positive: over all columns together, and each by itself.
+    """The verdict on differences that a claim states to be positive: over all columns, and for each column.
 
-    Columns with one seed are shown and not judged. With `every`, for a claim about each column, it holds only if each holds by itself, and not as long as
-    one cannot be judged. `pooled` is False for differences that have no common mean.
+    Columns with one seed are shown but not judged. With `every` the claim is about each column and holds only if it holds in all of them.
+    `pooled` is False for differences that have no common mean.
 
     >>> judged([("20 %", (1.0, 1.2, 1.1)), ("30 %", (2.0, 2.2, 1.9))]).answer
     'holds'
@@ -48,10 +48,10 @@ def judged(gaps: Gaps, *, every: bool = False, pooled: bool = True, digits: int 
     """
     if not gaps:
         return NOT_RUN
-    said = "; ".join(f"{name}: {_shown(each, digits)}" for name, each in gaps)
+    figures = "; ".join(f"{name}: {_shown(each, digits)}" for name, each in gaps)
     several = [each for _, each in gaps if len(each) > 1]
     if not several:
-        return Verdict("not judged", said, f"{len(gaps)} column{'s' * (len(gaps) > 1)} with one seed")
+        return Verdict("not judged", figures, f"{len(gaps)} column{'s' * (len(gaps) > 1)} with one seed")
     seeds = min(map(len, several))
     mean = tuple(np.mean([each[:seeds] for each in several], axis=0))
     lows, highs = zip(*(paired(each)[1:] for each in several), strict=True)
@@ -62,14 +62,14 @@ def judged(gaps: Gaps, *, every: bool = False, pooled: bool = True, digits: int 
         _, low, high = paired(mean)
         answer = "does not hold" if high < 0 or (below and low <= 0) else "holds" if low > 0 and not below else "open"
     if not pooled:
-        return Verdict(answer, said, said)
+        return Verdict(answer, figures, figures)
     counted = f", {len(several)} column{'s' * (len(several) > 1)}"
     counted += f" of {len(gaps)} (one seed in the others)" if len(several) < len(gaps) else ""
-    return Verdict(answer, said, _shown(mean, digits) + counted)
+    return Verdict(answer, figures, _shown(mean, digits) + counted)
 
 
 def _of_each(below: bool, above: bool, open_columns: bool) -> Answer:
-    """The verdict of a claim about every column: one column below zero refutes it, one that cannot be judged keeps it open."""
+    """The verdict on a claim about every column: one column below zero refutes it."""
     if below:
         return "does not hold"
     if not above:
@@ -163,7 +163,7 @@ def _clean(name: str) -> bool:
 
 
 def _not_above(row: str, other: str, table: str) -> Callable[[Tables], Verdict]:
-    """One row is not above another: what should not help does not."""
+    """One row is not above another."""
 
     def judge(tables: Tables) -> Verdict:
         found = _above(row, other, (table,))(tables)
@@ -226,7 +226,7 @@ CLAIMS = (
           _above("mixcomp-positive", "mixcomp", ("table-3-mixcomp-ablation-cifar10",))),
     Claim("Table III", "negative compensation alone does not raise accuracy",
           _not_above("mixcomp-negative", "base", "table-3-mixcomp-ablation-cifar10")),
-    Claim("Table IV", "eps2 = 8/255 costs clean accuracy and gains adversarial accuracy, beside eps2 = 0", _trade_off),
+    Claim("Table IV", "eps2 = 8/255 costs clean accuracy and gains adversarial accuracy, compared with eps2 = 0", _trade_off),
     Claim("Tables V to VII", "LogComp or MixComp is best at every depth", _best(*_DEPTHS)),
     *(
         claim

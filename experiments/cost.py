@@ -21,13 +21,13 @@ from experiments.tables import Published, published
 SAMPLES = {"cifar10": 50_000, "cifar100": 50_000, "imdb": 20_000, "sst2": 6_920}
 WORDS = {"imdb": 230, "sst2": 20}
 SUSTAINED = 5e12
-"""Operations a second that a GPU is taken to sustain on such small networks; an assumption, not a measurement."""
+"""Operations per second that a GPU sustains on such small networks; an assumption."""
 
 NOTE = (
-    "`python -m experiments reproduce TABLE --scale paper` on a machine with GPUs is the one command; `--backend ray` shares its runs "
-    "among machines. Hours on one core are steps (three seeds, every cell, and every combination of the paper's search "
-    "sets once) times the measured seconds of a step here; hours on a GPU take the same operations at an assumed "
-    f"{SUSTAINED / 1e12:g} Tera-operations a second, which nobody measured."
+    "`python -m experiments reproduce TABLE --scale paper` runs a table on a machine with GPUs; `--backend ray` distributes its runs. "
+    "Hours on one core are the number of steps (three seeds, every cell, and every combination of the paper's search sets once) times the "
+    "measured seconds per step here; hours on a GPU assume the same operations at "
+    f"{SUSTAINED / 1e12:g} tera-operations per second, which was not measured."
 )
 
 MEASURED: dict[tuple[str, str, int, int], tuple[float, float]] = {}

@@ -1,8 +1,8 @@
 """Defaults: settings of LogComp and MixComp, chosen on all data sets but one and reported on that one.
 
-A user takes the default. It should be nowhere worse than plain cross entropy by more than the seeds differ, with and without wrong labels.
-The default is the setting that is nowhere behind cross entropy by more than a standard error, and of those the one with the largest mean gain.
-The rule reads test accuracy; what is reported of a data set is therefore the setting that the rule chooses without that set, on fresh seeds.
+Most users keep the default, so it should never be worse than cross-entropy beyond the variation between seeds, with and without wrong labels.
+The rule considers settings that are behind cross-entropy on no data set by more than a standard error and chooses the one with the largest mean
+gain. It reads test accuracy; the report on a data set therefore uses the setting chosen without that set, on fresh seeds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "imdb": ({"data": "imdb", **SMALL["imdb"].options}, ("none", "symmetric:0.3")),
     "cifar10": ({"data": "cifar10", **SMALL["cifar10"].options}, ("none", "symmetric:0.3")),
 }
-"""The small settings of the paper's data sets, digits, and news texts with labels of people."""
+"""The small settings of the paper's data sets, digits, and news texts with human labels."""
 
 CANDIDATES: dict[str, list[dict[str, Any]]] = {
     "base": [{}],
@@ -67,13 +67,13 @@ FRESH_SEEDS: dict[str, tuple[int, ...]] = {
     "imdb": (200, 201, 202),
     "cifar10": (200, 201, 202),
 }
-"""Seeds on which nothing was chosen: the default, the paper's form and the best candidate of the column are trained again with these."""
+"""Seeds that served for no choice; the default, the paper's form and the best candidate of the column are trained with them."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "logcomp": {"lam": 0.25, "lr": 1.0},
     "mixcomp": {"eta": 5.0, "pro": 35.0, "warmup": 2.0, "floor": LOG_2},
 }
-"""The library's, which a test compares with the signatures."""
+"""The defaults of the library; a test compares them with the signatures."""
 
 PAPER: dict[str, dict[str, Any]] = {
     "logcomp": {"preset": "paper"},
@@ -162,7 +162,7 @@ def tuned(method: str, found: Gains, column: Column) -> dict[str, Any] | None:
 
 
 def train(place: Place, data_dir: Path, sets: Sequence[str], done: Callable[[], None] = lambda: None) -> list[tuple[Config, str]]:  # fmt: skip
-    """The candidates that are missing, and then what fresh seeds are to show of them."""
+    """Trains the missing candidates, then the reported settings on fresh seeds."""
     if "agnews" in sets:  # needs an encoder
         write_sets(data_dir, place.runs)
     archive = archive_of(place.results)
@@ -213,9 +213,9 @@ def spread(found: Gains) -> float:
 
 
 def best(method: str, found: Gains, without: str | None = None) -> str:
-    """The setting that is nowhere behind cross entropy by more than a standard error, and of those the one with the largest mean gain.
+    """The setting with the largest mean gain among settings that are behind cross-entropy on no data set by more than a standard error.
 
-    If all are behind somewhere, the one that is least behind. `without` leaves a data set out of the judgment.
+    If there is none, the setting that is least behind. `without` excludes a data set.
     """
     deviation = spread(found)
 
@@ -266,24 +266,24 @@ def stored(results: Path) -> Stored | None:
 
 
 def sections(results: Path) -> list[str]:
-    """Part of the page of results: the defaults on fresh seeds; nothing where nothing is stored."""
+    """Part of the page of results: the defaults on fresh seeds; empty if nothing is stored."""
     study = stored(results)
     shown = [] if study is None else _on_fresh_seeds(study)
     return ["## Defaults", *shown] if shown else []
 
 
 def details(results: Path) -> list[str]:
-    """How the defaults were chosen; nothing where nothing is stored."""
+    """How the defaults were chosen; empty if nothing is stored."""
     study = stored(results)
     if study is None:
         return []
     found, columns = study.found, study.columns
     said = (
-        f"`python -m experiments defaults`: test accuracy minus that of cross entropy with the same seed, in points ({_counts(found.values())} seeds, none of "
-        f"those that are reported; {study.runs} runs are stored, those of fresh seeds and of settings that are no candidates any more included). From seed "
-        f"to seed a difference varies by {spread(found):.1f} points. **The rule:** the setting "
-        "that is nowhere behind cross entropy by more than one standard error, and of those the one with the largest mean gain; if all are behind "
-        "somewhere, the one that is least behind. The 95 % interval over the seeds is given for the defaults where there are three seeds or more."
+        f"`python -m experiments defaults`: difference of test accuracy to cross-entropy with the same seed, in points (seeds: {_counts(found.values())}, none "
+        f"of them reported; {study.runs} stored runs, including fresh seeds and former candidates). Between seeds a difference varies by "
+        f"{spread(found):.1f} points. **The rule:** among settings that are behind cross-entropy on no data set by more than one standard error, choose "
+        "the one with the largest mean gain; if there is none, choose the setting that is least behind. Defaults with three or more seeds have a "
+        "95 % interval over seeds."
     )
     rows = [["", *study.heads]]
     for method in DEFAULTS:
@@ -293,7 +293,7 @@ def details(results: Path) -> list[str]:
     for (method, setting), each in found.items():
         every.append([f"{method} {setting}", *(_mean(each.get(c)) for c in columns)])
     return [
-        "## How the defaults were chosen", said, table_lines(rows), *_told(found), "All candidates:", table_lines(every),
+        "## How the defaults were chosen", said, table_lines(rows), *_conclusions(found), "All candidates:", table_lines(every),
     ]  # fmt: skip
 
 
@@ -315,7 +315,7 @@ def _by_column(gained: Gains, method: str) -> dict[Column, list[float]]:
 
 
 def _on_fresh_seeds(study: Stored) -> list[str]:
-    """Default, paper's form and tuned setting on seeds that nothing was chosen on; nothing where none is stored."""
+    """Default, paper's form and tuned setting on fresh seeds; empty if none is stored."""
     rows = []
     for method in DEFAULTS:
         for kind, named in KINDS.items():
@@ -325,17 +325,14 @@ def _on_fresh_seeds(study: Stored) -> list[str]:
     if not rows:
         return []
     seeds = _counts(columns for gained in study.fresh.values() for columns in gained.values())
-    said = (
-        f"Test accuracy minus that of cross entropy with the same seed, in points, on fresh seeds ({seeds}). The rule behind the defaults reads test "
-        "accuracy, and the test "
-        "samples of all sets but digits are the same for every seed. The line to read is therefore *chosen on the other sets*: what the rule chooses without "
-        "the set of "
-        "the column, which is the default in most columns. Candidates and rule were revised more than once after looking at such tables. *Best candidate of "
-        "the column* was "
-        "chosen in this column, on other seeds. In brackets the 95 % interval over the seeds; an empty cell was not run. "
-        "[How they were chosen](results-details.md#how-the-defaults-were-chosen)."
+    intro = (
+        f"Difference of test accuracy to cross-entropy with the same seed, in points, on fresh seeds ({seeds}). The rule behind the defaults reads test "
+        "accuracy, and all sets but digits have the same test samples for every seed. The row that counts is therefore *chosen on the other sets*: the "
+        "setting that the rule chooses without the set of the column, in most columns the default. Candidates and rule were revised more than once "
+        "after looking at such tables. *Best candidate of the column* was chosen in this column, on other seeds. Brackets: 95 % interval over seeds; "
+        "empty cells were not run. [How they were chosen](results-details.md#how-the-defaults-were-chosen)."
     )
-    return [said, table_lines([["", *study.heads], *rows])]
+    return [intro, table_lines([["", *study.heads], *rows])]
 
 
 def in_a_line(results: Path) -> list[str]:
@@ -347,8 +344,7 @@ def in_a_line(results: Path) -> list[str]:
     if not said:
         return []
     return [
-        "- **Untuned**, as chosen on the other data sets, on fresh seeds, the mean over the data sets with wrong labels and without, and the column with the "
-        "lowest mean: "
+        "- **Untuned**, with settings chosen on the other data sets, on fresh seeds; mean gain with noise and without, and the lowest column: "
         f"{'; '.join(said)} ([defaults](#defaults))."
     ]
 
@@ -402,7 +398,7 @@ def _compared(method: str, found: Gains, columns: Sequence[Column]) -> list[list
     ]
 
 
-def _told(found: Gains) -> list[str]:
+def _conclusions(found: Gains) -> list[str]:
     """The choice of the rule, and the sets on which the default is worse."""
     said = []
     for method in DEFAULTS:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from compensate.cli.demo import train_jobs
+from compensate.cli.compare import train_jobs
 from compensate.cli.terminal import console
 from compensate.demo import Job, Outcome, Setting
 from compensate.files import make_folder, write_atomically

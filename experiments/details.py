@@ -1,4 +1,4 @@
-"""What stands behind the page of results: the paper's tables in detail, each claim column by column, how numbers were chosen, costs."""
+"""The details page of results: the paper's tables, each claim column by column, the choice of hyper-parameters, costs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ from experiments.tables import published
 
 
 def sections(tables: Mapping[str, Comparison], results: Path, scale: Scale = "small") -> list[str]:
-    """Markdown parts, one after another; nothing where nothing is stored."""
+    """Markdown parts; empty if nothing is stored."""
     if not tables:
         return []
     ours = [found for name, found in tables.items() if name not in published()]
     return [
-        *(
-            ["## Tables that the paper does not have", "In brackets the rank among the rows of the table."]
-            if ours
-            else []
-        ),
+        *(["## Additional tables", "In brackets the rank among the rows of the table."] if ours else []),
         *(part for found in ours for part in table_section(found, scale)),
         "## Claims, column by column",
         "Differences of means in points (95 % interval over the seeds).",
@@ -45,12 +41,16 @@ def _claims(tables: Mapping[str, Comparison]) -> str:
 
 
 def _table(found: Comparison) -> list[str]:
-    best = _beside(found, "After the epoch with the best accuracy on noisy validation labels:", found.best, 1)
-    title = "Share of the wrong training labels that the model predicts at the end (100: all learned by heart):"
-    return [f"### {found.table.id} in detail", *best, *(_beside(found, title, found.fitted, 0) if found.fitted else [])]
+    best = _with_values(found, "After the epoch with the best accuracy on noisy validation labels:", found.best, 1)
+    title = "Share of the wrong training labels that the model predicts at the end (100: all memorized):"
+    return [
+        f"### {found.table.id} in detail",
+        *best,
+        *(_with_values(found, title, found.fitted, 0) if found.fitted else []),
+    ]
 
 
-def _beside(found: Comparison, title: str, values: Mapping[tuple[str, int], Value], digits: int) -> list[str]:
+def _with_values(found: Comparison, title: str, values: Mapping[tuple[str, int], Value], digits: int) -> list[str]:
     """The rows and columns of a table with another figure; only columns that have one."""
     columns = [c for c in found.columns if any((row, c) in values for row in found.rows)]
     rows = [
@@ -70,11 +70,10 @@ def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[
             hyper = words(found["chosen"], " = ", 4)
             rows.append([name, method, str(len(trials)), hyper, " ".join(trials)])
     said = (
-        "The same number of trials for every method (`experiments/protocols.py` lists them), one noise level for each data set "
+        "Every method had the same number of trials (listed in `experiments/protocols.py`), at one noise level per data set "
         f"({', '.join(f'{d}: {p.tuned_at}' for d, p in PROTOCOLS[scale].items() if d != 'cifar100')}), "
-        "one seed that is not among the reported, judged by the mean over the last five "
-        "epochs of the accuracy on held-out labels that are as noisy as the training labels. Chosen once, used in all columns. Cross "
-        "entropy has nothing to choose."
+        "on one seed that is not reported. They were judged by accuracy on held-out labels as noisy as the training labels, averaged over the last "
+        "five epochs. The choice is used in all columns. Cross-entropy has no hyper-parameters."
     )
     return ["## How hyper-parameters were chosen", said, table_lines(rows)]
 
@@ -88,4 +87,4 @@ def _cost(results: Path) -> list[str]:
     for row in stored["tables"]:
         hours = [f"{row['core_hours']:,.0f}", f"{row['gpu_hours']:,.0f}"]
         rows.append([row["table"], str(row["runs"]), str(row["trials"]), *hours])
-    return ["## What the paper's own protocol would cost", NOTE, table_lines(rows)]
+    return ["## Cost of the paper's own protocol", NOTE, table_lines(rows)]

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from compensate._version import __version__
-from compensate.core.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
+from compensate.core.criterion import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
 from compensate.errors import InputError, NotFinite
 from compensate.extras import require
 from compensate.files import make_folder, write_atomically
 from compensate.methods.composition import cell_method, find, why_not
 from compensate.methods.registry import Method
 from compensate.training import comparison
+from compensate.training.comparison import open_study, restart_abandoned, search_space, trial_score
 from compensate.training.config import Config
 from compensate.training.preparation import prepare_run
 from compensate.training.run import Run
-from compensate.training.tuning import open_study, restart_abandoned, search_space, trial_score
 from compensate.training.workers import side_by_side
 from experiments.taxonomy import cells
 

@@ -129,7 +129,7 @@ def section(path: Path) -> list[str]:
     stored = json.loads(path.read_text(encoding="utf-8"))["settings"]
     names = {
         "ap_compensation": "average precision: change of the edge",
-        "ap_unlikeness": "unlikeness of the ends",
+        "ap_unlikeness": "dissimilarity of the ends",
         "ap_disagreement": "disagreement of predictions",
         "flagged_precision": "precision of flagged edges",
         "accuracy_plain": "accuracy, plain",
@@ -144,6 +144,6 @@ def section(path: Path) -> list[str]:
     text = (
         f"`python -m experiments graph`: the {setting['neighbors']} nearest neighbors of each digit as edges, {setting['wrong']:.0%} wrong edges "
         f"planted between classes, half of the nodes labeled, {count} seeds. Structure compensation takes weight from edges under an l1 penalty; "
-        "what it takes on average over the training is the evidence against an edge. Accuracy is on nodes without a label."
+        "the mean removed weight over the training is the evidence against an edge. Accuracy is on unlabeled nodes."
     )
     return ["## Wrong edges of a graph", text, table_lines([["", *names.values()], *rows])]

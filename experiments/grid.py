@@ -15,11 +15,10 @@ from torch import nn
 from compensate.data import Dataset, find_vectors, gather
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
-from compensate.training.comparison import finished_run
+from compensate.training.comparison import LAST, finished_run
 from compensate.training.config import Config
 from compensate.training.evaluation import BATCH, Samples
 from compensate.training.preparation import load_model, prepare_run
-from compensate.training.tuning import LAST
 from compensate.training.workers import LOST, Backend, side_by_side
 from experiments.archive import Archive, Record, record_of
 from experiments.data import SOURCES, find_source

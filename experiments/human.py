@@ -84,7 +84,7 @@ def cleaned(given: NDArray[np.int64], true: NDArray[np.int64], audit: Any, seed:
 
 
 def write_sets(data_dir: Path, folder: Path) -> dict[str, str]:
-    """One .npz for each kind of features and set of labels, where they are missing; returns what each set of labels is."""
+    """One .npz for each kind of features and set of labels, unless it exists; returns a description of each set of labels."""
     about = folder / "labels.json"
     if about.is_file():
         return dict(json.loads(about.read_text(encoding="utf-8"))["says"])
@@ -92,7 +92,7 @@ def write_sets(data_dir: Path, folder: Path) -> dict[str, str]:
 
     for name in (TRAIN, TEST):
         if not (data_dir / name).is_file():
-            raise InputError(f"there is no {name} in {data_dir}; see --data-dir.")
+            raise InputError(f"{name} is missing in {data_dir}; see --data-dir.")
     train, test = pd.read_csv(data_dir / TRAIN), pd.read_csv(data_dir / TEST)
     given, true = train["label"].to_numpy(np.int64), train["gt"].to_numpy(np.int64)
     found = audit(train["text"].tolist(), given)

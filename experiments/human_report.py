@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 _NAMES = {"encoder": "encoder (MiniLM)", "words": "words (TF-IDF)"}
 PARTS: tuple[Part, ...] = ("all", "noisy")
-"""Labels of people are noisy, all of them."""
+"""All columns of human labels are noisy."""
 
 
 def sections(results: Path) -> list[str]:
-    """Parts of the page of results; nothing where nothing is stored."""
+    """Parts of the page of results; empty if nothing is stored."""
     if not (results / "labels.json").is_file():
         return []
     picture = "![Accuracy by the number of labels that were corrected.](img/human-errors.png)"
-    return ["## Errors that people made", markdown(results, brief=True), picture]
+    return ["## Human label errors", markdown(results, brief=True), picture]
 
 
 def details(results: Path) -> list[str]:
-    """The table with every row; nothing where nothing is stored."""
-    return ["## Errors that people made, all rows", markdown(results)] if (results / "labels.json").is_file() else []
+    """The table with every row; empty if nothing is stored."""
+    return ["## Human label errors, all rows", markdown(results)] if (results / "labels.json").is_file() else []
 
 
 def trained_on_people(results: Path) -> list[Trained]:
-    """Every method on the labels as given, by kind of features; nothing where nothing is stored."""
+    """Every method on the labels as given, by kind of features; empty if nothing is stored."""
     found = []
     for kind in FEATURES:
         last, best = (
@@ -42,7 +42,7 @@ def trained_on_people(results: Path) -> list[Trained]:
             for values in (accuracies(results, kind), accuracies(results, kind, "best"))
         )
         found += (
-            [Trained(f"people's labels (AG-News, {kind})", dict.fromkeys(PARTS, last), dict.fromkeys(PARTS, best))]
+            [Trained(f"human labels (AG-News, {kind})", dict.fromkeys(PARTS, last), dict.fromkeys(PARTS, best))]
             if last
             else []
         )
@@ -50,7 +50,7 @@ def trained_on_people(results: Path) -> list[Trained]:
 
 
 def in_a_line(results: Path) -> list[str]:
-    """What correcting labels by the audit's list brings, for the summary; nothing where nothing is stored."""
+    """The gain from correcting the top of the audit's list, for the summary; empty if nothing is stored."""
     if not (results / "labels.json").is_file():
         return []
     values = accuracies(results, "encoder")
@@ -60,27 +60,26 @@ def in_a_line(results: Path) -> list[str]:
     robust = max(ROBUST[1:], key=lambda m: mean.get((m, "given"), 0.0))
     base = {name: mean["base", name] for name in ("given", "reviewed-1000", "chance-1000", "true")}
     return [
-        f"- **Labels of people** (NoisyAG-News, a fifth wrong): plain training reaches {base['given']:.1f} %, the best robust method ({robust}) "
-        f"{mean[robust, 'given']:.1f} %, plain training with the first 1,000 of 10,000 labels of the audit's list corrected "
-        f"{base['reviewed-1000']:.1f} % (1,000 at random: {base['chance-1000']:.1f} %), with all labels true {base['true']:.1f} %. Corrected labels are the "
-        "true ones, "
-        "as from a reader who makes no errors; nobody read them for this."
+        f"- **Human labels** (NoisyAG-News, a fifth wrong): plain training reaches {base['given']:.1f} %, the best robust method ({robust}) "
+        f"{mean[robust, 'given']:.1f} %, plain training with the audit's top 1,000 of 10,000 labels corrected "
+        f"{base['reviewed-1000']:.1f} % (1,000 random corrections: {base['chance-1000']:.1f} %), with all labels corrected {base['true']:.1f} %. "
+        "Corrections use the true labels, as an error-free reviewer would."
     ]
 
 
 def markdown(results: Path, brief: bool = False) -> str:
-    """The whole section; `brief` leaves out LogComp on cleaned labels."""
+    """The whole section; `brief` omits LogComp on corrected labels."""
     stored = json.loads((results / "labels.json").read_text(encoding="utf-8"))
     values = {kind: accuracies(results, kind) for kind in FEATURES}
     audit = stored["audit"]
     intro = (
-        f"`python -m experiments human`: NoisyAG-News, 10,000 training texts with labels of people ({100 * audit['true']:.1f} % wrong), 7,600 "
+        f"`python -m experiments human`: NoisyAG-News, 10,000 training texts with human labels ({100 * audit['true']:.1f} % wrong), 7,600 "
         "test texts with true labels; a network of one hidden layer on fixed features, 12 epochs. Test accuracy after the last "
-        "epoch in percent, and the gain over plain training on the labels as given (95 % interval over the seeds). Every method "
-        "had five trials on held-out labels as they were given (`results/human`); plain training has nothing to choose. A tenth of the training texts is held "
-        f"out. The audit's own estimate of the share of wrong labels is {100 * audit['share']:.1f} %, far too low here; it flags {audit['flagged']:,} labels. "
-        "*Corrected* labels are the true ones, as from a reader who makes no errors; nobody read them for this. There is one audit and one draw at random: the "
-        "intervals are over seeds of the training alone. Among the sets on which constants of the audit were chosen is this one ([detection](detection.md))."
+        "epoch in percent, and the gain over plain training on the given labels (95 % interval over seeds). Every method had five trials, "
+        "judged on held-out given labels (`results/human`); plain training has no hyper-parameters. A tenth of the training texts is held out. "
+        f"The audit estimates the share of wrong labels at {100 * audit['share']:.1f} %, far too low, and flags {audit['flagged']:,} labels. "
+        "Corrections use the true labels, as an error-free reviewer would. There is one audit and one random draw: the intervals cover "
+        "seeds of the training only. Constants of the audit were chosen on several data sets, including this one ([detection](detection.md))."
     )
     rows = [["training, labels", *(f"{_NAMES[kind]} | gain" for kind in FEATURES)]]
     for method in ROBUST:
@@ -94,11 +93,11 @@ def markdown(results: Path, brief: bool = False) -> str:
                 [f"{method}, {says} ({wrong:.1f} % wrong)", *(_cells(values[k], method, name) for k in FEATURES)]
             )
     more = (
-        [f"{CLEANED[1]} on cleaned labels too: [all rows](results-details.md#errors-that-people-made-all-rows)."]
+        [f"{CLEANED[1]} on corrected labels: [all rows](results-details.md#human-label-errors-all-rows)."]
         if brief
         else []
     )
-    return "\n\n".join([intro, _lines(rows), *_said(values), *more])
+    return "\n\n".join([intro, _lines(rows), *_conclusions(values), *more])
 
 
 def _lines(rows: list[list[str]]) -> str:
@@ -119,8 +118,8 @@ def _cells(values: Any, method: str, name: str) -> str:
     return f"{np.mean(numbers):.1f}{spread} | {difference}"
 
 
-def _said(values: Any) -> list[str]:
-    """What follows, where the interval over the seeds excludes zero."""
+def _conclusions(values: Any) -> list[str]:
+    """Methods whose interval over seeds excludes zero."""
     found = []
     for kind in FEATURES:
         base = values[kind].get(("base", "given"))
@@ -146,7 +145,7 @@ def drawn(results: Path) -> Figure:
     for ax, kind in zip(figure.subplots(1, 2, sharey=True), FEATURES, strict=True):
         values = accuracies(results, kind)
         for order, mark, color, says in (
-            ("reviewed", "o", "#0072B2", "first of the audit's list"),
+            ("reviewed", "o", "#0072B2", "top of the audit's list"),
             ("chance", "s", "#777777", "at random"),
         ):
             names = ["given", *(f"{order}-{count}" for count in REVIEWED)]

@@ -1,4 +1,4 @@
-"""The page of results and what stands behind it, made from the stored runs alone: `python -m experiments.pages results docs/results.md`."""
+"""The results page and its details, generated from the stored runs: `python -m experiments.pages results docs/results.md`."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ def results_page(results: Path) -> str:
     tables = trained_tables(results / "reproduce")
     parts = [
         "# Results",
-        "Made from the files in `results/` by `make docs`; every figure is stored there with its seeds and settings. Accuracy is "
-        "on clean test data, in percent, mean ± deviation over seeds. Best epochs, tables that the paper does not have, all candidates "
-        "of the defaults, comparisons on digits, searches: "
-        f"[details]({DETAILS}).",
+        "`make docs` generates this page from the files in `results/`, which store every figure with its seeds and settings. Accuracy is "
+        "measured on clean test data, in percent: mean ± standard deviation over seeds. Best epochs, additional tables, all candidates "
+        f"for the defaults, comparisons on digits and searches: [details]({DETAILS}).",
         *summary(
             tables,
             human_report.trained_on_people(results / "human"),
@@ -66,10 +65,10 @@ def results_page(results: Path) -> str:
 
 
 def details_page(results: Path) -> str:
-    """The page of what stands behind that, as Markdown."""
+    """The details page, as Markdown."""
     parts = [
         "# Results in detail",
-        "What stands behind [the page of results](results.md), and further comparisons. Made from the files in `results/` by `make docs`.",
+        "Details of the [results](results.md), and further comparisons. `make docs` generates this page from the files in `results/`.",
         *_demo(results / "demo" / "results.json"),
         *(part for path in sorted((results / "compare").glob("*.json")) for part in _comparison(path)),
         *(part for path in sorted((results / "search").glob("*.json")) for part in _search(path)),
@@ -109,15 +108,15 @@ def _comparison(path: Path) -> list[str]:
     seeds = len({run["seed"] for run in runs})
     what = _words(common["noise"], common["imbalance"])
     chosen = (
-        "the named ones were searched on other seeds at 20 % noise (`results/demo/search.json`), the others not at all."
+        "named ones were searched on other seeds at 20 % noise (`results/demo/search.json`)."
         if any(run["hyper"] for run in runs)
-        else "nothing was tuned."
+        else "none was tuned."
     )
     schedule = f" ({common['schedule']})" if common["schedule"] else ""
     setting = (
         f"{seeds} seeds, {common['epochs']} epochs, {common['optimizer']}, learning rate {common['lr']:g}{schedule}, "
         f"batch {common['batch_size']}. Hyper-parameters are the defaults unless named; {stored.get('note', chosen)} "
-        "The best epoch is the one with the highest accuracy on a held-out part of the training data, wrong labels, skew and all."
+        "The best epoch has the highest accuracy on a held-out part of the training data, with its wrong labels and class frequencies."
     )
     table = table_lines([["%", "last epoch", "best epoch", f"last, minus {stored['baseline']} (95 %)"], *rows])
     picture = f"![Accuracy over the epochs, and the last epoch of each seed.](img/compare-{path.stem}.png)"
@@ -139,12 +138,12 @@ def _search(path: Path) -> list[str]:
         )
     ended = sum(row["validation"] is not None for row in found["trials"])
     what = (
-        f"`python -m experiments search`: {len(found['trials'])} trials in the {part['cells']} cells of this part of the taxonomy, {ended} of them to "
-        "their end, on one seed, judged on noisy validation labels; "
-        f"then the {budget['finalists']} best cells and four peers, each tuned with {budget['peer_trials']} trials, on {budget['seeds']} fresh "
+        f"`python -m experiments search`: {len(found['trials'])} trials in the {part['cells']} cells of this part of the taxonomy, {ended} of them complete, "
+        "on one seed, judged on noisy validation labels; "
+        f"then the {budget['finalists']} best cells and four other methods, each tuned with {budget['peer_trials']} trials, on {budget['seeds']} fresh "
         f"seed{'s' * (budget['seeds'] > 1)}. {common['model']}, {common['epochs']} epochs, {_words(common['noise'], common['imbalance'])}"
         f"{'' if common['limit'] is None else ', ' + str(common['limit']) + ' training samples'}. "
-        f"{'An interval that holds 0 shows no difference.' if budget['seeds'] > 1 else 'One seed shows no difference for sure.'}"
+        f"{'An interval that includes 0 shows no difference.' if budget['seeds'] > 1 else 'One seed proves no difference.'}"
     )
     return [f"## Search over the taxonomy: {common['data']}", what, table_lines(lines)]
 

@@ -26,12 +26,12 @@ _SAID = {
     "sst2": "the 6,920 training and 872 held-out sentences, 1,821 test sentences, BiLSTM with attention of 50 units, GloVe 100-d",
     "imdb": "2,000 reviews cut after 200 words, 400 of them held out, 2,000 test reviews, BiLSTM with attention of 32 units, GloVe 100-d",
 }
-_AUGMENTED = "mirrored and shifted by up to 4 of 16 pixels at random, twice the usual part of an image"
+_AUGMENTED = "randomly mirrored and shifted by up to 4 of 16 pixels, twice the usual share of an image"
 _NUMBERS = ("no", "one", "two", "three")
 
 
 def comparison(table: Published, results: Path, scale: Scale) -> Comparison | None:
-    """A table as far as it is trained, or nothing; where methods are compared, with the methods that the paper does not have."""
+    """The trained part of a table, or None; comparisons of methods include methods that the paper does not have."""
     archive = Archive(results / f"{table.dataset}-{scale}.jsonl")
     path = results / f"{table.tuned_as}-{scale}-chosen.json"
     if not len(archive) or not path.is_file():
@@ -45,7 +45,7 @@ def comparison(table: Published, results: Path, scale: Scale) -> Comparison | No
 
 
 def _compares_methods(table: Published) -> bool:
-    """Whether a table is about methods; one about parts of MixComp, its radius or the depth of a network has the paper's rows alone."""
+    """Whether a table compares methods, not parts of MixComp, its radius or the depth of a network."""
     return "mixcomp-positive" not in table.rows and not {"eps2", "model"} & set(table.columns[0])
 
 
@@ -56,39 +56,34 @@ def _further(table: Published, chosen: Sequence[str]) -> list[str]:
 
 
 def trained_tables(results: Path, scale: Scale = "small") -> dict[str, Comparison]:
-    """All tables, as far as they are trained."""
+    """All tables with trained cells."""
     return {t.id: found for t in every().values() if (found := comparison(t, results, scale)) is not None}
 
 
 def sections(tables: Mapping[str, Comparison], scale: Scale = "small") -> list[str]:
-    """Markdown parts, one after another; nothing where nothing is stored."""
+    """Markdown parts; empty if nothing is stored."""
     if not tables:
         return []
     intro = (
-        "Test accuracy on clean labels after the *last* epoch, in percent, mean ± deviation over three seeds where no other number is said: ours [its "
-        "rank] / the paper's [its rank]. The two cannot be compared as numbers: ours are from small data and short training, made so that plain "
-        "training learns nearly all wrong labels by heart. What can be compared is the order of the methods; ranks are among the paper's rows. Wrong labels: "
-        "*random* 30 % draws 30 % of the labels anew, so that 27 % are wrong; *pair* moves them to the next class; of texts the first samples of the corpus "
-        "are flipped, as in "
-        "the paper, *asymmetric* only those of one class, half as many. *Positive* compensation lowers a sample's loss (of the worst fitting samples), "
-        "*negative* raises it (an "
-        "attack on the input within eps2). Each table with its best epochs and with the share of wrong labels that was learned: "
+        "Test accuracy on clean labels after the *last* epoch, in percent, mean ± standard deviation over three seeds unless stated otherwise: ours "
+        "[its rank] / the paper's [its rank]. Compare the order of the methods, not the numbers: our runs use small data and short training, chosen "
+        "so plain training memorizes nearly all wrong labels. Ranks are among the paper's rows. Noise: *random* 30 % redraws 30 % of the labels, "
+        "which makes 27 % wrong; *pair* moves labels to the next class; for texts the first samples of the corpus are flipped, as in the paper, "
+        "and *asymmetric* flips only those of one class, half as many. *Positive* compensation lowers the loss of the worst-fitting samples, "
+        "*negative* raises it (an attack on the input within eps2). Best epochs and the share of memorized wrong labels: "
         "[details](results-details.md#the-papers-tables-in-detail)."
     )
     return [
         "## The paper's tables, small scale",
         intro,
         *(part for name, found in tables.items() if name in published() for part in table_section(found, scale)),
-        "## What the paper claims",
-        "A claim *holds* where the 95 % interval of the mean difference over the seeds is above zero and that of no single column is below; it *does not "
-        "hold* where "
-        "the interval is below zero, or that of a column is while the mean is not above; else it is *open*. A claim about every column holds where the "
-        "intervals of all "
-        "are above zero, and does not where one is below; the better of LogComp and MixComp is taken there, and the best other row, both in hindsight. A "
-        "claim that "
-        "something does *not* raise accuracy is judged the other way round. One seed gives no verdict. Tables II, VI and VII have no runs here, so that "
-        "CIFAR means "
-        f"CIFAR-10. Of {len(CLAIMS)} claims about one would exclude zero by chance. The figure is the mean difference over the columns, in points; "
+        "## Claims of the paper",
+        "A claim *holds* if the 95 % interval of the mean difference over seeds is above zero and no column's interval is below. It *does not hold* if "
+        "the interval is below zero, or if a column's interval is below zero and the mean's is not above. Otherwise it is *open*. A claim about every "
+        "column holds if all intervals are above zero and does not hold if one is below; it compares the better of LogComp and MixComp with the best "
+        "other row, both chosen in hindsight. A claim that a method does *not* raise accuracy is judged in the opposite direction. One seed gives no "
+        "verdict. Tables II, VI and VII have no runs, so CIFAR means CIFAR-10. About one of "
+        f"{len(CLAIMS)} claims excludes zero by chance. The figure is the mean difference over columns, in points; "
         "[column by column](results-details.md#claims-column-by-column).",
         _claims(tables),
         *explained(tables),
@@ -144,12 +139,12 @@ def _further_said(found: Comparison) -> str:
     parts = [f"{', '.join(names)}: tuned as the rows above, {count} trials each" for count, names in by_trials.items()]
     if "mixcomp-warmup" in rows:
         parts.append(
-            "mixcomp-warmup: MixComp as chosen, with a bound that grows from zero between a tenth and four tenths of the training"
+            "mixcomp-warmup: MixComp as chosen, with a bound that grows from zero between 10 % and 40 % of the training"
         )
     if any(row.endswith("-default") for row in rows):
         parts.append("-default: with the library's defaults, untuned")
     among = "the paper's rows" if found.table.id in published() else "the rows above"
-    return f"**Beside these rows** [the place that each would have among {among}]. {'; '.join(parts)}."
+    return f"**Further rows** [the rank that each would have among {among}]. {'; '.join(parts)}."
 
 
 def _said(table: Published) -> str:
@@ -174,7 +169,7 @@ def _missing(tables: Mapping[str, Comparison]) -> list[str]:
         found = tables.get(table.id)
         if found is None:
             rows.append(
-                [table.id, "all: the images are not to be had here" if table.dataset == "cifar100" else "all", "", ""]
+                [table.id, "all: the images are not available" if table.dataset == "cifar100" else "all", "", ""]
             )
             continue
         known = [row for row in table.rows if not row.endswith("-adversarial")] + found.further_rows
@@ -185,10 +180,10 @@ def _missing(tables: Mapping[str, Comparison]) -> list[str]:
         if columns or absent or few:
             rows.append([table.id, ", ".join(columns), _grouped(found, absent), _grouped(found, few)])
     said = (
-        "Two cores and a few hours did not do for these. `python -m experiments reproduce TABLE` goes on where it was, and `--columns` and `--only` name the "
-        "cells to train."
+        "These runs need more than two cores and a few hours. `python -m experiments reproduce TABLE` continues a table; `--columns` and `--only` name "
+        "the cells to train."
     )
-    return ["## What was not run", said, table_lines(rows)] if len(rows) > 1 else []
+    return ["## Missing runs", said, table_lines(rows)] if len(rows) > 1 else []
 
 
 def _grouped(found: Comparison, wanted: Sequence[tuple[str, int]]) -> str:

@@ -258,14 +258,14 @@ def sentences_section(results: Path) -> list[str]:
         found = Sentences.read(path)
         parts += [
             f"### {found.data.upper().replace('SST2', 'SST-2')}",
-            f"`{_command(found)}`: {found.texts:,} texts with their labels as they come, LogComp, {found.seeds} "
+            f"`{_command(found)}`: {found.texts:,} texts with their original labels, LogComp, {found.seeds} "
             f"trainings of {found.config.get('epochs')} epochs. |v| is the l1 norm of a text's logit compensation, the mean over "
             "epochs and trainings.",
         ]
         parts += _read(found, results / "sentences" / "readings.json")
         quoted = agreement_with_paper(found)
         if quoted:
-            parts += ["Where the sentences that the paper quotes stand here:", "\n".join(quoted)]
+            parts += ["Ranks of the sentences that the paper quotes:", "\n".join(quoted)]
     return parts
 
 
@@ -284,7 +284,7 @@ def _read(found: Sentences, path: Path) -> list[str]:
     readings = json.loads(path.read_text(encoding="utf-8")).get(found.data, {}) if path.is_file() else {}
     said = {
         "wrong": "Labels that look wrong:",
-        "hard": "Labels that look right, or open, on texts that mislead a machine:",
+        "hard": "Labels that look right or ambiguous, on texts that mislead a model:",
     }
     if any(str(s.index) not in readings for s in found.top):
         return [table(found.top, found.seeds)]

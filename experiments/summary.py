@@ -1,4 +1,4 @@
-"""The page of results in a minute: what of the paper holds here, where its methods win and lose, and a picture of ranks."""
+"""The summary of the results page: which claims of the paper hold, where its methods win and lose, and a plot of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Gap = tuple[float, ...]
 """Differences in points, seed by seed."""
 
 Part = Literal["all", "noisy", "clean"]
-"""The columns of a table that are averaged over: all, those with wrong labels, those without."""
+"""The columns of a table to average over: all, only noisy ones, only clean ones."""
 
 _WORDS: dict[Answer, str] = {
     "holds": "hold",
@@ -43,7 +43,7 @@ class Trained:
     Attributes:
         name: the head of its column.
         last: after the last epoch, in percent, seed by seed: by part and method.
-        best: after the epoch that was best on held-out labels, which are as noisy as those trained on.
+        best: after the epoch with the best accuracy on held-out labels, which are as noisy as the training labels.
     """
 
     name: str
@@ -107,52 +107,47 @@ def summary(
     lines = [
         *_stopped(columns),
         *more,
-        f"- **The paper's claims**: of {len(CLAIMS)}, {counts} ([each](#what-the-paper-claims)).",
+        f"- **The paper's claims**: of {len(CLAIMS)}, {counts} ([each claim](#claims-of-the-paper)).",
         *named,
     ]
     if cost is not None:
         lines.append(
-            f"- **Behind this page**: {cost[0]:,} stored runs, {cost[1]:.0f} hours of training on one thread each."
+            f"- **Cost of this page**: {cost[0]:,} stored runs, {cost[1]:.0f} hours of training on one thread."
         )
-    said = (
-        "Differences of test accuracy in points, mean over the columns of a table, and its 95 % interval over three seeds. In bold where the interval "
-        "excludes zero: "
-        "**+** a win, **-** a loss; else the two are level. *Stopped early*: both at the epoch that is best on held-out labels, which are as noisy as those "
-        "trained "
-        "on; all else is after the last epoch. MixComp is the paper's form here, compensated from the first step on. *The best tuned other method* is the "
-        "one with the "
-        "highest mean in these same runs, a choice in hindsight that favors it."
+    intro = (
+        "Differences of test accuracy in points: the mean over the columns of a table, with its 95 % interval over three seeds. Bold: the "
+        "interval excludes zero, **+** is a win and **-** a loss; all other pairs are level. *Early stopping*: both methods at the epoch with the "
+        "best accuracy on held-out labels, which are as noisy as the training labels; all other rows are after the last epoch. MixComp is the "
+        "paper's form, which compensates from the first step. *The best tuned other method* has the highest mean in these same runs; choosing it "
+        "in hindsight favors it."
     )
     picture = "![Mean rank of each method over the columns of a table: here, and in the paper.](img/ranks.png)"
-    return ["## In a minute", said, _wins(columns), "\n".join(lines), *_intervals(), *_peers(tables), picture]
+    return ["## Summary", intro, _wins(columns), "\n".join(lines), _INTERVALS, *_peers(tables), picture]
 
 
-def _intervals() -> list[str]:
-    return [
-        "**What an interval covers** is what changes with a seed: first weights and order; on AG-News also which samples are held out; on CIFAR-10 and IMDB "
-        "also which samples are trained on "
-        "and which labels are wrong. It does not cover the choice of the test samples, which are the same for all seeds. Nothing is corrected for the number "
-        "of comparisons: "
-        "about one in twenty excludes zero by chance."
-    ]
+_INTERVALS = (
+    "**Intervals** cover the variation between seeds: initial weights and batch order; on AG-News also the held-out samples; on CIFAR-10 and IMDB "
+    "also the training samples and the wrong labels. They do not cover the choice of test samples, which is the same for all seeds. There is no "
+    "correction for multiple comparisons: about one interval in twenty excludes zero by chance."
+)
 
 
 def _wins(columns: Sequence[Trained]) -> str:
     """A line for each comparison, a column for each data set."""
     rows = [["", *(column.name for column in columns)]]
     early = (_marked(minus(c.best.get("noisy"), "base", c.last.get("noisy"), "base")) for c in columns)
-    rows.append(["plain training stopped early minus to the end, with wrong labels", *early])
+    rows.append(["plain training with early stopping minus without, noisy labels", *early])
     for row in OURS:
-        rows += [[f"{row} minus {other}", *cells] for other, cells in _beside(row, columns).items()]
+        rows += [[f"{row} minus {other}", *cells] for other, cells in _compared(row, columns).items()]
     return table_lines(rows)
 
 
-def _beside(row: str, columns: Sequence[Trained]) -> dict[str, list[str]]:
+def _compared(row: str, columns: Sequence[Trained]) -> dict[str, list[str]]:
     """A method compared with plain training and with the best other method, a cell for each data set."""
     parts = {
-        "plain training, with wrong labels": [c.last.get("noisy") for c in columns],
-        "plain training, with wrong labels, both stopped early": [c.best.get("noisy") for c in columns],
-        "plain training, no noise added": [c.last.get("clean") for c in columns],
+        "plain training, noisy labels": [c.last.get("noisy") for c in columns],
+        "plain training, noisy labels, both with early stopping": [c.best.get("noisy") for c in columns],
+        "plain training, no added noise": [c.last.get("clean") for c in columns],
     }
     found = {other: [_marked(minus(each, row, each, "base")) for each in values] for other, values in parts.items()}
     rivals = [(c.last.get("all"), c.rival) for c in columns]
@@ -173,12 +168,10 @@ def _stopped(columns: Sequence[Trained]) -> list[str]:
                 ahead["ahead" if low > 0 else "behind" if high < 0 else "level"].append(f"{row} on {column.name}")
     if not any(ahead.values()):
         return []
-    said = ", ".join(f"{word} are {' and '.join(where)}" for word, where in ahead.items() if where and word != "level")
-    said += "; all else is level" if said and ahead["level"] else "" if said else "all is level"
+    found = "; ".join(f"{word}: {', '.join(where)}" for word, where in ahead.items() if where)
     return [
-        "- **Stopping early is a remedy too**, where some labels, noisy as they are, are held out to see when. With wrong labels and beside plain training, "
-        "both stopped "
-        f"early, {said}."
+        "- **Early stopping helps plain training too**, if some labels, noisy as they are, are held out. Under noise, with early stopping for both, "
+        f"relative to plain training: {found}."
     ]
 
 
@@ -219,9 +212,9 @@ def _peers(tables: Mapping[str, Comparison]) -> list[str]:
         return []
     count = " or ".join(map(str, sorted(trials)))
     return [
-        f"**The other methods** had {count} settings to choose from, as LogComp and MixComp had, on one seed that is not reported. Columns are those in "
-        "which all of "
-        f"the paper's rows were run with three seeds; methods in italics are not in the paper. {'; '.join(parts)}."
+        f"**The other methods** had {count} settings to choose from, as LogComp and MixComp had, on one seed that is not reported. Only columns "
+        "in which all rows of the paper were run with three seeds count; methods in italics are not in the paper. "
+        f"{'; '.join(parts)}."
     ]
 
 

@@ -1,4 +1,4 @@
-"""The paper's tables as grids of runs: what its rows, columns and figures are."""
+"""The paper's tables as grids of runs: rows, columns and published figures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Published:
     Attributes:
         id: its name, such as ``table-9-sst2``.
         caption: its description.
-        fixed: what all its runs share: data set, model, noise.
-        columns: what each column changes.
+        fixed: settings of all runs: data set, model, noise.
+        columns: the settings of each column.
         rows: mean and deviation in percent, a pair for each column, by the paper's name of the row; nothing for rows of
             tables that the paper does not have.
     """
@@ -103,7 +103,7 @@ BEYOND = {
             "base pgd-at logcomp mixcomp", model="resnet20", augment="crop-flip",
         ),
         _beyond(
-            "beyond-depth-cifar10-pair20", "CIFAR-10, networks of four depths under pair noise: Table VII on images that are to be had.", "cifar10",
+            "beyond-depth-cifar10-pair20", "CIFAR-10, networks of four depths under pair noise: Table VII on available images.", "cifar10",
             [{"model": f"resnet{depth}"} for depth in (32, 44, 56, 110)],
             "base bootstrap-hard proselflc pgd-at logcomp mixcomp", noise="pair", rate=0.2,
         ),

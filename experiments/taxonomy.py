@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from compensate.core.taxonomy import DIRECTIONS, INFERENCES, TARGETS, Taxonomy
+from compensate.core.criterion import DIRECTIONS, INFERENCES, TARGETS, Taxonomy
 from compensate.files import write_atomically
 from compensate.methods.composition import compose, why_not
 from compensate.methods.pages import first_sentence

@@ -15,36 +15,34 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
-from compensate.cli import app, main
+from compensate.cli import COMMANDS, app, main
 from compensate.errors import InputError
 from compensate.training import Run
 from processes import start
 
-# Cli
-
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "compensate", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={"PATH": "", "COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"},
-    )
+    env = {"PATH": "", "COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+    env["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+    command = [sys.executable, "-m", "compensate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
 
 
-def output(*arguments: str) -> str:
-    """What a command prints, in this process."""
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+def output(*arguments: str, fails: bool = False) -> str:
+    """What a command prints, in this process; of one that fails, its error."""
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
+    if isinstance(done.exception, InputError):
+        assert fails, done.exception
+        return str(done.exception)
+    assert (done.exit_code != 0) == fails, (done.output, done.exception)
     return done.output
 
 
 def test_output_in_another_encoding_has_marks_in_place_of_what_it_lacks():
-    code = "from compensate.cli.options import console; from compensate.cli import run; run(lambda: console.print('neg \\u2192 pos'))"
+    code = "from compensate.cli.terminal import console; from compensate.cli import run; run(lambda: console.print('neg \\u2192 pos'))"
     for encoding, expected in (("cp1252", "neg ? pos"), ("utf-8", "neg \u2192 pos")):
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": encoding}
@@ -131,6 +129,14 @@ def test_a_plain_error_does_not_import_pytorch(tmp_path):
     assert done.stderr.count("error:") == len(slips)
 
 
+def test_the_list_of_commands_imports_no_library_and_has_their_first_sentences():
+    code = "import sys; from compensate.cli import main; sys.argv = ['compensate', '--help']\ntry:\n    main()\n"
+    code += "except SystemExit:\n    assert not {'torch', 'pandas', 'sklearn', 'numpy'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    for name, command in typer.main.get_command(app).commands.items():
+        assert command.load().help.startswith(COMMANDS[name])
+
+
 LONG = {
     "audit": ["rows.csv"],
     "train": ["digits", "--method", "base", "--epochs", "500", "--out", "run"],
@@ -167,31 +173,19 @@ def test_too_little_memory_is_said_in_one_line():
     assert_told(done.returncode, done.stderr, "error: there is not enough memory")
 
 
-# Commands train
-
-
 SMALL = ["--limit", "150", "--epochs", "2", "--model", "mlp", "--set", "model_options.hidden=[8]"]
-
-
-def commands_train_run(*arguments: str, fails: bool = False) -> str:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
-    if isinstance(done.exception, InputError):
-        assert fails, done.exception
-        return str(done.exception)
-    assert (done.exit_code != 0) == fails, (done.output, done.exception)
-    return done.output
 
 
 def test_train_stores_a_run_and_resumes_it(tmp_path):
     out = tmp_path / "run"
     command = ["train", "digits", "--method", "label-smoothing", "--noise", "pair:0.2", *SMALL, "--out", str(out)]
-    said = commands_train_run(*command)
+    said = output(*command)
     assert "label-smoothing on mlp, 2 epochs" in said
     assert "chosen on validation" in said
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
     assert json.loads((out / "config.json").read_text())["config"]["noise"] == "pair:0.2"
-    assert "holds this run already" in commands_train_run(*command, fails=True)
-    assert "2 epochs" in commands_train_run(*command, "--resume")
+    assert "holds this run already" in output(*command, fails=True)
+    assert "2 epochs" in output(*command, "--resume")
 
 
 def interrupted(arguments: list[str], output: Path) -> None:
@@ -215,11 +209,11 @@ def interrupted(arguments: list[str], output: Path) -> None:
 def test_ctrl_c_stores_a_checkpoint_and_prints_the_command_that_resumes_exactly(tmp_path):
     options = ["--limit", "150", "--epochs", "6", "--batch-size", "16", "--model", "mlp", "--quiet"]
     whole, broken = tmp_path / "whole", tmp_path / "my broken"
-    commands_train_run("train", "digits", *options, "--out", str(whole))
-    output = tmp_path / "output.txt"
-    process = start(interrupted, ["train", "digits", *options, "--out", str(broken)], output)
+    output("train", "digits", *options, "--out", str(whole))
+    printed = tmp_path / "output.txt"
+    process = start(interrupted, ["train", "digits", *options, "--out", str(broken)], printed)
     process.join()
-    said = output.read_text()
+    said = printed.read_text()
     assert process.exitcode == 130, said
     *_, first, resume = said.strip().splitlines()
     assert re.match(r"stopped after step \d+; the checkpoint is in .*my broken. Resume with:", first)
@@ -228,7 +222,7 @@ def test_ctrl_c_stores_a_checkpoint_and_prints_the_command_that_resumes_exactly(
     assert begun == 2
     python, module, name, *rest = shlex.split(resume)
     assert (python, module, name) == ("python", "-m", "compensate")
-    commands_train_run(*rest)
+    output(*rest)
     assert (broken / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
@@ -238,9 +232,7 @@ def test_options_of_a_file_give_way_to_the_command_line(tmp_path):
         'data = "digits"\nmethod = "logcomp"\nepochs = 1\nlimit = 150\nmodel = "mlp"\nbatch-size = 50\n'
         "[hyper]\nlam = 0.2\nlr = 0.5\n[model_options]\nhidden = [8]\n"
     )
-    commands_train_run(
-        "train", "--config", str(file), "--hyper", "lam=0.3", "--seed", "4", "--out", str(tmp_path / "run")
-    )
+    output("train", "--config", str(file), "--hyper", "lam=0.3", "--seed", "4", "--out", str(tmp_path / "run"))
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["config"]["hyper"] == {"lam": 0.3, "lr": 0.5}
     assert (stored["config"]["seed"], stored["config"]["batch_size"], stored["config"]["epochs"]) == (4, 50, 1)
@@ -265,7 +257,7 @@ def test_options_of_a_file_give_way_to_the_command_line(tmp_path):
     ],
 )
 def test_mistakes_end_in_one_sentence(arguments, said):
-    assert said in commands_train_run(*arguments, fails=True)
+    assert said in output(*arguments, fails=True)
 
 
 def messages(path: Path, **more: list[str]) -> Path:
@@ -284,7 +276,7 @@ BRIEF = ["--epochs", "1", "--set", "model_options.hidden=8", "--set", "test=0.25
 
 def test_test_rows_without_a_label_are_left_out(tmp_path):
     path = messages(tmp_path / "m.csv", split=["test"] * 20 + ["train"] * 40)
-    lines = commands_train_run("train", str(path), *BRIEF, "--out", str(tmp_path / "run")).splitlines()
+    lines = output("train", str(path), *BRIEF, "--out", str(tmp_path / "run")).splitlines()
     assert "36 samples to train, 4 to validate, 18 to test, 2 without a label left out" in lines[0]
     assert lines[1] == "test labels come from the test part of the data"
 
@@ -299,18 +291,18 @@ def test_a_file_that_was_changed_is_trained_on_anew(tmp_path, monkeypatch):
     command = shlex.split("compare table.csv --methods base --seeds 1 --epochs 1 --model mlp --workers 1")
 
     def folders():
-        commands_train_run(*command)
+        output(*command)
         return {path.name for path in Path("runs").glob("compare-*/runs/*")}
 
     write(False)
     first = folders()
-    assert folders() == first, "a finished commands_train_run is read"
+    assert folders() == first, "a finished run is read"
     write(True)
     assert len(folders()) == len(first) + 1, "the runs of the former content are not taken for those of the present one"
     train = ["train", "table.csv", "--epochs", "1", "--model", "mlp", "--out", "run"]
-    commands_train_run(*train)
+    output(*train)
     write(False)
-    assert "holds another run: it differs in content" in commands_train_run(*train, "--resume", fails=True)
+    assert "holds another run: it differs in content" in output(*train, "--resume", fails=True)
 
 
 def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tmp_path):
@@ -323,18 +315,8 @@ def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tm
     given[:20] = ""  # rows without a label: positions among the others are no rows of the file
     pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=given).to_csv(tmp_path / "own.csv", index=False)
     out = tmp_path / "run"
-    command = [
-        "train",
-        str(tmp_path / "own.csv"),
-        "--label",
-        "kind",
-        "--method",
-        "logcomp",
-        "--epochs",
-        "15",
-        "--quiet",
-    ]
-    *_, said = commands_train_run(*command, "--out", str(out)).splitlines()
+    options = ["--label", "kind", "--method", "logcomp", "--epochs", "15", "--quiet", "--out", str(out)]
+    *_, said = output("train", str(tmp_path / "own.csv"), *options).splitlines()
     found = pd.read_csv(out / "suspects.csv")
     assert list(found.columns) == ["index", "given", "suggested", "score", "flagged"]
     assert found["index"].is_unique
@@ -355,12 +337,10 @@ def test_a_model_that_knows_nothing_lists_no_suspects(rare, tmp_path):
     kind = np.where(x[:, 0] > np.quantile(x[:, 0], 1 - rare), "yes", "no")
     pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=kind).to_csv(tmp_path / "own.csv", index=False)
     command = ["train", str(tmp_path / "own.csv"), "--label", "kind", "--method", "logcomp", "--quiet"]
-    *_, said = commands_train_run(
-        *command, "--epochs", "1", "--lr", "1e-9", "--out", str(tmp_path / "begun")
-    ).splitlines()
+    *_, said = output(*command, "--epochs", "1", "--lr", "1e-9", "--out", str(tmp_path / "begun")).splitlines()
     assert re.search(r"no list of suspects: .*contradicts \d+ of \d+ labels.*more epochs", said)
     assert not (tmp_path / "begun" / "suspects.csv").exists()
-    commands_train_run(*command, "--epochs", "20", "--out", str(tmp_path / "trained"))
+    output(*command, "--epochs", "20", "--out", str(tmp_path / "trained"))
     assert (tmp_path / "trained" / "suspects.csv").exists()
 
 
@@ -372,7 +352,7 @@ def test_compare_prints_a_table_and_reads_finished_runs(tmp_path, workers):
         "compare", "digits", "--methods", "base,gce,logcomp", "--hyper", "gce.q=0.5", "--seeds", "2", "--noise", "pair:0.3",
         *SMALL, "--workers", workers, "--out", str(out),
     ]  # fmt: skip
-    said = commands_train_run(*command)
+    said = output(*command)
     assert "minus base (95 %)" in said
     assert "gce" in said
     stored = json.loads((out / "comparison.json").read_text())
@@ -380,36 +360,25 @@ def test_compare_prints_a_table_and_reads_finished_runs(tmp_path, workers):
     assert {r["hyper"].get("q") for r in stored["runs"] if r["method"] == "gce"} == {0.5}
     assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
     written = {p: p.stat().st_mtime_ns for p in out.glob("runs/*/result.json")}
-    # One commands_train_run is lost before its end; asked again, only that one is trained, and the table is the same.
+    # One run is lost before its end; asked again, only that one is trained, and the table is the same.
     lost = sorted(written)[0]
     lost.unlink()
-    assert commands_train_run(*command) == said
+    assert output(*command) == said
     assert {p for p in written if p.stat().st_mtime_ns != written[p]} == {lost}
 
 
 def test_tune_prints_the_command_to_use(tmp_path):
-    command = [
-        "tune",
-        "digits",
-        "--method",
-        "gce",
-        "--noise",
-        "pair:0.3",
-        *SMALL,
-        "--workers",
-        "1",
-        "--out",
-        str(tmp_path),
-    ]
-    said = commands_train_run(*command, "--trials", "2")
+    options = ["--method", "gce", "--noise", "pair:0.3", *SMALL, "--workers", "1", "--out", str(tmp_path)]
+    command = ["tune", "digits", *options]
+    said = output(*command, "--trials", "2")
     (line,) = [line.partition("compensate ")[2] for line in said.splitlines() if line.startswith("use it:")]
     assert "--method gce --noise pair:0.3 --model mlp --epochs 2 --limit 150" in line
     assert "--hyper q=" in line
-    again = commands_train_run(*shlex.split(line), "--out", str(tmp_path / "again"))
+    again = output(*shlex.split(line), "--out", str(tmp_path / "again"))
     assert "gce on mlp, 2 epochs" in again
     asked = json.loads((tmp_path / "again" / "config.json").read_text())["config"]
     assert asked["noise"] == "pair:0.3"
     assert asked["model_options"] == {"hidden": [8]}
     assert len(json.loads((tmp_path / "tuning.json").read_text())["trials"]) == 2
-    commands_train_run(*command, "--trials", "3")
+    output(*command, "--trials", "3")
     assert len(json.loads((tmp_path / "tuning.json").read_text())["trials"]) == 3

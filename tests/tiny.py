@@ -1,8 +1,26 @@
-"""A small model for tests."""
+"""A small model, and the sign of compensation, for tests."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
+
+BINARY = [
+    "base",
+    "bootstrap_hard",
+    "bootstrap_soft",
+    "label_smoothing",
+    "logcomp",
+    "logit_adjustment",
+    "lpl",
+    "mixcomp",
+]
+"""Methods that take several labels per sample."""
+
+
+def overall_sign(signs: Tensor) -> str:
+    """One word for many signs of a change of the loss."""
+    raised, lowered = bool((signs > 0).any()), bool((signs < 0).any())
+    return "mixed" if raised and lowered else "negative" if raised else "positive" if lowered else "none"
 
 
 class TinyNet(nn.Module):

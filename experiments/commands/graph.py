@@ -14,7 +14,7 @@ def graph(
     seeds: Annotated[int, typer.Option(help="Number of seeds.", min=2)] = 5,
     out: Annotated[Path, typer.Option(help="File of the results.")] = Path("results/graph/digits.json"),
 ) -> None:
-    """Plant wrong edges in the neighbor graph of digits, find them by structure compensation, and store what was found.
+    """Plant wrong edges in the neighbor graph of digits, find them by structure compensation, and store the result.
 
     **Example:** `python -m experiments graph --seeds 5`
     """

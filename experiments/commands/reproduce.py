@@ -48,13 +48,13 @@ def reproduce(
     show: Annotated[bool, typer.Option("--show", help="Print the stored results without training.")] = False,
     out: Annotated[Path | None, o.option("Write the table to this .md, .csv or .tex file.")] = None,
 ) -> None:
-    """Train a table of the paper again and put the figures side by side.
+    """Train a table of the paper again and compare the figures.
 
     **Example:** `python -m experiments reproduce table-9-sst2 --scale small`
 
     First each method's hyper-parameters are chosen on held-out noisy labels, with the same number of trials for all; then
-    every cell is trained over the seeds. The same command resumes: finished runs are read. Without a name it lists all tables, with those that the
-    paper does not have.
+    every cell is trained over the seeds. The same command resumes and reads finished runs. Without a name it lists all tables,
+    including additional ones.
     """
     from compensate.training.workers import BACKENDS
     from experiments import comparing

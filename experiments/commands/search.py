@@ -10,7 +10,6 @@ import typer
 from rich.table import Table
 
 from compensate.cli import options as o
-from compensate.cli.options import announce
 from compensate.cli.terminal import console, progress_bar
 
 
@@ -47,7 +46,7 @@ def search(
     part = Part(**{axis: tuple(word.strip() for word in words.split(",")) for axis, words in axes.items() if words})
     name = "-".join(filter(None, ("search", asked.replace(method="base", hyper={}).name, part.name)))
     folder = out if out is not None else Path("runs") / name
-    announce(searched(asked, part), shared.data_dir)
+    o.announce(searched(asked, part), shared.data_dir)
     with progress_bar("searching", "steps") as bar:
         tasks: dict[str, Any] = {}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from compensate.data.label_files import PICKLE_READERS
 from compensate.data.load import LAYOUTS, NAMED
-from compensate.files import is_archive
 from experiments.data.graphs import neighbor_graph, with_wrong_edges
 from experiments.data.readers import read_cifar, read_imdb, read_mnist, read_sst2
 from experiments.data.sources import SOURCES, fetch, find_source, read_source
@@ -39,7 +38,8 @@ def _holds(path: Path, *names: str) -> bool:
 
 
 def _packed(path: Path, *starts: str) -> bool:
-    return is_archive(path) and path.name.lower().startswith(starts)
+    archive = path.name.lower().endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip"))
+    return archive and path.is_file() and path.name.lower().startswith(starts)
 
 
 NAMED |= {name: partial(read_source, name) for name in SOURCES}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from compensate.data.dataset import UNLABELED, Dataset, Source, Splits
 from compensate.data.tables import is_table, read_table
 from compensate.errors import InputError
-from compensate.files import decode, members, read_bytes
+from compensate.files import CHUNK_BYTES, check_unpacked, decode, opened, read_bytes, zip_members
 from experiments.data.unpickle import load_arrays
 
 PIXELS = 3 * 32 * 32
@@ -20,6 +22,40 @@ PIXELS = 3 * 32 * 32
 _TRAIN = {10: [f"data_batch_{i}" for i in range(1, 6)], 100: ["train"]}
 _TEST = {10: "test_batch", 100: "test"}
 _NAMES = {10: ("batches.meta.txt", "batches.meta"), 100: ("fine_label_names.txt", "meta")}
+
+
+def members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the wanted files of a folder, a tar or a zip archive.
+
+    Archives are never unpacked to disk: a name such as ``../x`` or a link is only a name. Names use ``/`` and are relative; files
+    come in the order of the archive, or sorted by name from a folder.
+    """
+    path = Path(path)
+    if path.is_dir():
+        for file in sorted(p for p in path.rglob("*") if p.is_file()):
+            name = file.relative_to(path).as_posix()
+            if wanted(name):
+                yield name, file.read_bytes()
+        return
+    if not path.is_file():
+        raise InputError(f"there is no file or folder {path}; check the path.")
+    if path.name.lower().endswith(".zip"):
+        yield from zip_members(path, wanted)
+        return
+    total = 0
+    # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
+    with opened(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
+        for member in tar:
+            if member.isfile() and wanted(member.name):
+                total += member.size  # the holes of a sparse file are not in the stream
+                check_unpacked(total, path)
+                held = tar.extractfile(member)
+                content = held.read() if held is not None else b""
+                if len(content) != member.size:
+                    raise EOFError(f"{member.name} ends early")
+                yield member.name.removeprefix("./"), content
+        while stream.read(CHUNK_BYTES):  # the archive ends before its file does, and the checksum comes last
+            pass
 
 
 def read_cifar(path: str | Path, classes: int = 10, *, size: int = 32) -> Splits:

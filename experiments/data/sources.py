@@ -17,8 +17,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from compensate.data.dataset import Splits
-from compensate.data.load import DATA_VARIABLE, data_folder
+from compensate.data.dataset import DATA_VARIABLE, Splits, data_folder
 from compensate.errors import InputError
 from compensate.files import checksum as file_checksum
 from compensate.files import make_folder

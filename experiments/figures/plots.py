@@ -27,7 +27,7 @@ def plot_change_by_class(change: Tensor, class_counts: Sequence[int] | Tensor | 
     """Bars of the relative change of the loss of each class, the largest class on the left: the paper's Fig. 2.
 
     Args:
-        change: (C,) from :func:`compensate.core.taxonomy.relative_change_by_class`.
+        change: (C,) from :func:`experiments.figures.trained.relative_change_by_class`.
         class_counts: (C,) training samples of each class, for the order of the bars; without it, by class number.
         ax: matplotlib axes to draw on; new ones if not given.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compensate.core.batch import Batch
 from compensate.core.tables import Sample
-from compensate.core.taxonomy import relative_change_by_class
 from compensate.data import gather, load
 from compensate.errors import InputError
 from compensate.training.config import Config
@@ -22,8 +22,6 @@ from experiments.figures.request import Request
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from compensate.core.batch import Batch
 
 ROWS, COLUMNS = 3, 8
 """Of the sheet of samples."""
@@ -57,6 +55,35 @@ def logit_adjustment(request: Request) -> Figure:
         )
         ax.set_xlabel("class and its number of samples")
     return figure
+
+
+def relative_change_by_class(states: Iterable[Batch]) -> torch.Tensor:
+    r"""(C,) by how much compensation changes the loss of each class, relative to the loss without it.
+
+    .. math:: \frac{\sum_{i: y_i = c} (l'_i - l_i)}{\sum_{i: y_i = c} l_i}
+
+    where :math:`l_i` is the plain loss of a sample and :math:`l'_i` the compensated one. NaN for a class without a sample.
+
+    Args:
+        states: of batches, as `criterion.evaluate` returns them.
+
+    >>> from compensate.methods import logit_adjustment
+    >>> u, y = torch.zeros(2, 2), torch.tensor([0, 1])
+    >>> relative_change_by_class([logit_adjustment(class_counts=[90, 10]).evaluate(torch.nn.Identity(), u, y)])
+    tensor([-0.8480,  2.3219])
+
+    Reference: Yao and Wu, Compensation Learning, 2021, Fig. 2.
+    """
+    before: torch.Tensor | None = None
+    for s in states:
+        if before is None:
+            before, changed = (s.plain_losses.new_zeros(s.u.shape[-1]) for _ in range(2))
+        kept = s.labels[s.valid]
+        before.index_add_(0, kept, s.plain_losses[s.valid])
+        changed.index_add_(0, kept, (s.compensated.detach() - s.plain_losses)[s.valid])
+    if before is None:
+        raise InputError("There is no batch to measure; pass at least one: [criterion.evaluate(model, x, y)].")
+    return changed / before
 
 
 def changes(result: Result) -> torch.Tensor:
@@ -157,20 +184,20 @@ def distribution(request: Request) -> Figure:
         ax.hist(sizes[mask], bins, color=color, alpha=0.6, label=label, hatch=hatch, edgecolor="white", linewidth=0.3)
     ax.set_yscale("log")
     ax.set(xlabel="|v|, after the last epoch", ylabel="samples")
-    ax.set_title(f"{result.config.data}, {_said(result.config.noise)}", fontsize=10)
+    ax.set_title(f"{result.config.data}, {_noise_name(result.config.noise)}", fontsize=10)
     ax.legend(frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def _said(noise: str) -> str:
+def _noise_name(noise: str) -> str:
     kind, _, rate = noise.partition(":")
-    return "labels as they come" if kind == "none" else f"{kind} noise, {100 * float(rate):g} %"
+    return "original labels" if kind == "none" else f"{kind} noise, {100 * float(rate):g} %"
 
 
 @dataclass(frozen=True)
 class Strengths:
-    """What LogComp does with each strength of its penalty, in trainings with several seeds.
+    """Effects of each strength of LogComp's penalty, over several seeds.
 
     Attributes:
         share: (S, L) samples that are compensated at the end, in percent, by seed and strength.
@@ -215,7 +242,7 @@ def strength(request: Request) -> Figure:
         curve = clean_runs.epochs[:, at].mean(0)
         shade = colormaps["viridis"](at / len(STRENGTHS))
         young.plot(range(1, len(curve) + 1), curve, color=shade, label=f"λ = {lam:g}")
-    for runs, color, name in ((clean_runs, RIGHT, "labels as they come"), (noisy_runs, WRONG, _said(noisy))):
+    for runs, color, name in ((clean_runs, RIGHT, "original labels"), (noisy_runs, WRONG, _noise_name(noisy))):
         _over_strengths(share, runs.share, color, name)
         _over_strengths(accuracy, runs.gain, color, name)
         if runs.found is not None:

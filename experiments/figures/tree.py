@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compensate.core.taxonomy import GRANULARITIES, INFERENCES, TARGETS
+from compensate.core.criterion import GRANULARITIES, INFERENCES, TARGETS
 from compensate.methods import METHODS
 from compensate.methods.registry import Method
 from experiments.figures.request import Request

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compensate.core.taxonomy import effective_weight
+from compensate.core.batch import Batch
 from compensate.methods import METHODS
 from compensate.methods.registry import Method
 from experiments.figures.request import Request
@@ -31,6 +31,36 @@ SELF_PACED = 3.0
 """The loss from which on self-paced learning drops a sample in the figure."""
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+
+
+def effective_weight(s: Batch) -> tuple[Tensor, Tensor]:
+    r"""(B,) how much each sample counts under compensation, and (B,) how far it still pulls the same way.
+
+    .. math:: w_i = \frac{\|g'_i\|}{\|g_i\|}, \qquad c_i = \frac{\langle g'_i, g_i \rangle}{\|g'_i\| \|g_i\|}, \qquad
+              g_i = \frac{\partial l_i}{\partial u_i}, \quad g'_i = \frac{\partial l'_i}{\partial u_i}
+
+    A weight on the loss has :math:`c_i = 1` for every sample; where :math:`c_i` is smaller, compensation is more than a weight. A sample
+    without a gradient counts 0 and pulls the same way.
+
+    Args:
+        s: of a batch whose logits have gradients, before the backward pass.
+
+    >>> from compensate.methods import gce
+    >>> u = torch.tensor([[2.0, 0.0], [0.0, 2.0]], requires_grad=True)
+    >>> weight, cosine = effective_weight(gce(q=0.7).evaluate(torch.nn.Identity(), u, torch.tensor([0, 0])))
+    >>> weight, u.softmax(-1)[:, 0].detach() ** 0.7
+    (tensor([0.9150, 0.2256]), tensor([0.9150, 0.2256]))
+    """
+    with torch.enable_grad():
+        u = s.plain.detach().requires_grad_()
+        (plain,) = torch.autograd.grad(s.criterion.losses_of(s, u).sum(), u)
+    total = s.compensated.sum() if s.penalty is None else (s.compensated + s.penalty).sum()
+    (ours,) = torch.autograd.grad(total, s.u, retain_graph=True)
+    long, short = plain.norm(dim=-1), ours.norm(dim=-1)
+    tiny = torch.finfo(long.dtype).tiny
+    product = (long * short).clamp(min=tiny)
+    cosine = torch.where(long * short > 0, (plain * ours).sum(-1) / product, 1.0)
+    return short / long.clamp(min=tiny), cosine
 
 
 def logits() -> tuple[Tensor, Tensor]:

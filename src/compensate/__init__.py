@@ -26,21 +26,10 @@ if TYPE_CHECKING:
     from compensate.terms.meta import meta_step
 
 __all__ = [
-    "METHODS",
-    "Audit",
-    "Compensated",
-    "InputError",
-    "__version__",
-    "audit",
-    "compose",
-    "meta_step",
-    "methods",
-    "swap",
-    "terms",
-]
+    "METHODS", "Audit", "Compensated", "InputError", "__version__", "audit", "compose", "meta_step", "methods", "swap", "terms",
+]  # fmt: skip
 
 _PACKAGES = ("auditing", "data", "encoders", "estimators", "integrations", "methods", "models", "terms", "training")
-
 _HOMES = {
     "METHODS": "methods",
     "Audit": "auditing.result",

@@ -13,6 +13,7 @@ import torch
 
 from compensate.core.stages import seeded
 from compensate.data import noise
+from compensate.data.dataset import Dataset
 from compensate.data.load import digits
 from compensate.errors import InputError
 from compensate.extras import require
@@ -56,26 +57,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one run. Indices are rows of the training set.
-
-    Attributes:
-        job: the run.
-        accuracy: test accuracy after each epoch.
-        validation: accuracy on the held-out noisy samples after each epoch; empty without any.
-        suspects, score, suggested, flagged: see `Compensated.suspects`.
-        changed: whether the label of each suspect was made wrong.
-        true: the class of each suspect before the noise.
-    """
+    """The outcome of one run, with its `Compensated.suspects`. Indices are rows of the training set."""
 
     job: Job
-    accuracy: list[float]
-    validation: list[float]
+    accuracy: list[float]  # on the test part after each epoch
+    validation: list[float]  # on the held-out noisy samples after each epoch; empty without any
     suspects: list[int]
     score: list[float]
     suggested: list[int]
     flagged: list[bool]
-    changed: list[bool]
-    true: list[int]
+    changed: list[bool]  # whether the label of each suspect was made wrong
+    true: list[int]  # the class of each suspect before the noise
 
     @property
     def figures(self) -> dict[str, float]:
@@ -95,11 +87,16 @@ class Outcome:
         }
 
 
+def noisy_digits(seed: int, rate: float) -> tuple[Dataset, Dataset, noise.Flipped]:
+    """The training and the test part of the digits, and the wrong labels of the training part."""
+    given, test = digits().split((0.7, 0.3), seed=seed)
+    return given, test, noise.symmetric(given.target, 10, rate, seed=seed)
+
+
 def run_job(job: Job, setting: Setting) -> Outcome:
     """Trains one run; only the criterion differs between methods. The seed fixes split, noise, weights and order."""
     method, seed, hyper = job
-    given, test = digits().split((0.7, 0.3), seed=seed)
-    flipped = noise.symmetric(given.target, 10, setting.rate, seed=seed)
+    given, test, flipped = noisy_digits(seed, setting.rate)
     samples = Samples.of_arrays(given.x, flipped.labels, num_classes=10)
 
     random = torch.Generator().manual_seed(seed)
@@ -157,12 +154,9 @@ def audit_digits(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
     """Audits the digits of one run, wrong labels included, and writes the review page to `path`."""
     from compensate.auditing.api import audit
 
-    given, _ = digits().split((0.7, 0.3), seed=seed)
-    flipped = noise.symmetric(given.target, 10, setting.rate, seed=seed)
-    title = f"digits, {setting.rate:.0%} of them mislabeled"
-    result = audit(
-        replace(given.relabel(flipped.labels), source=replace(given.source, title=title)), encoder="none", seed=seed
-    )
+    given, _, flipped = noisy_digits(seed, setting.rate)
+    source = replace(given.source, title=f"digits, {setting.rate:.0%} of them mislabeled")
+    result = audit(replace(given.relabel(flipped.labels), source=source), encoder="none", seed=seed)
     result.report(path)
     return result
 
@@ -170,20 +164,16 @@ def audit_digits(path: Path, setting: Setting, *, seed: int = 0) -> Audit:
 def picture(outcome: Outcome, path: Path, *, rows: int = 4, columns: int = 10) -> Path:
     """Draws the most suspect digits: the given label, the suggested one, and whether the label was really wrong."""
     made = require("matplotlib.figure", "the picture of the demonstration", "plots")
-    train_set, _ = digits().split((0.7, 0.3), seed=outcome.job.seed)
+    train_set, _, flipped = noisy_digits(outcome.job.seed, Setting().rate)
     images = train_set.x[outcome.suspects[: rows * columns], 0]
-    given = noise.symmetric(train_set.target, 10, Setting().rate, seed=outcome.job.seed).labels[outcome.suspects]
+    given = flipped.labels[outcome.suspects]
     figure = made.Figure(figsize=(columns * 1.05, rows * 1.4))
     for place, (axis, image) in enumerate(zip(figure.subplots(rows, columns).flat, images, strict=True)):
         wrong = outcome.changed[place]
         axis.imshow(image, cmap="gray_r")
-        axis.set_xticks([])
-        axis.set_yticks([])
-        axis.set_title(
-            f"{given[place]} → {outcome.suggested[place]} {'✓' if wrong else '✗'}",
-            fontsize=10,
-            color="#1a7f37" if wrong else "#cf222e",
-        )
+        axis.set(xticks=[], yticks=[])
+        title = f"{given[place]} → {outcome.suggested[place]} {'✓' if wrong else '✗'}"
+        axis.set_title(title, fontsize=10, color="#1a7f37" if wrong else "#cf222e")
     figure.suptitle("given → suggested   ✓ the label was wrong   ✗ the label was right", fontsize=11)
     figure.tight_layout()
     drawn = io.BytesIO()

@@ -20,7 +20,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -35,33 +35,17 @@ DAMAGE = (
 )
 """Errors of the standard library for truncated or broken archives."""
 
-Progress = Callable[[int, int], None]
-"""Called with the number of finished units of work, and of all."""
+Progress = Callable[[int, int], None]  # called with the number of finished units of work, and of all
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".tgz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
-
-_OPENERS: dict[str, Callable[..., IO[bytes]]] = {
-    ".gz": gzip.open,  # type: ignore[dict-item]
-    ".xz": lzma.open,
-    ".bz2": bz2.open,
-    ".tgz": gzip.open,  # type: ignore[dict-item]
-}
-
+# A packed file may unpack to this multiple of its size, or to this number of bytes; decompression bombs unpack to more
 MAX_GROWTH, SMALL_FILE = 250, 1 << 28
-"""A packed file may unpack to this multiple of its size, or to this number of bytes. Data sets stay far below; decompression bombs
-do not."""
 
-MAX_LINE = 1 << 24
-"""Bytes of a line of a text file. A file without line ends would fill the memory."""
-
+MAX_LINE = 1 << 24  # Bytes of a line of a text file. A file without line ends would fill the memory.
+# Columns of a table. Each is analyzed by itself, which would take hours for hundreds of thousands.
 MAX_COLUMNS = 10_000
-"""Columns of a table. Each is analyzed by itself, which would take hours for hundreds of thousands."""
-
-CELL_BYTES = 8
-"""Bytes of the smallest cell in memory."""
-
+CELL_BYTES = 8  # bytes of the smallest cell in memory
 CHUNK_BYTES = 1 << 20
-
 FILE_TYPES = {
     b"\x89PNG": "a PNG image",
     b"\xff\xd8\xff": "a JPEG image",
@@ -79,18 +63,13 @@ FILE_TYPES = {
 """The first bytes of binary files, and their type."""
 
 
-def _limit(path: Path | str, size: int | None = None) -> int:
-    return max(SMALL_FILE, MAX_GROWTH * (Path(path).stat().st_size if size is None else size))
-
-
 def check_unpacked(count: int, path: Path | str, size: int | None = None) -> None:
     """Refuse a file that unpacks to ``count`` bytes, if these are too many; ``size`` is that of a file on remote storage."""
-    limit = _limit(path, size)
+    limit = max(SMALL_FILE, MAX_GROWTH * (Path(path).stat().st_size if size is None else size))
     if count > limit:
-        raise InputError(
-            f"{path} unpacks to more than {limit:,} bytes, {MAX_GROWTH} times its own size, which no data set does. Do not "
-            "trust it; if you do, unpack it yourself and give the unpacked file or folder."
-        )
+        grown = f"more than {limit:,} bytes, {MAX_GROWTH} times its own size, which no data set does"
+        remedy = "Do not trust it; if you do, unpack it yourself and give the unpacked file or folder"
+        raise InputError(f"{path} unpacks to {grown}. {remedy}.")
 
 
 def check_size(rows: int, columns: int, path: Path | str, *, each: int = CELL_BYTES, size: int | None = None) -> None:
@@ -101,30 +80,25 @@ def check_size(rows: int, columns: int, path: Path | str, *, each: int = CELL_BY
 def check_width(columns: int, where: str | Path) -> None:
     """Refuse a table of more than `MAX_COLUMNS` columns."""
     if columns > MAX_COLUMNS:
-        raise InputError(
-            f"{where} has {columns:,} columns; a table with at most {MAX_COLUMNS:,} is read. Keep the relevant ones, or give numbers "
-            "as an array: an .npy or .npz file."
-        )
+        remedy = "Keep the relevant ones, or give numbers as an array: an .npy or .npz file"
+        raise InputError(f"{where} has {columns:,} columns; a table with at most {MAX_COLUMNS:,} is read. {remedy}.")
 
 
 class _Bounded:
     """A stream of unpacked bytes that raises when it is longer than `check_unpacked` allows."""
 
     def __init__(self, stream: IO[bytes], path: Path) -> None:
-        self.stream, self.path, self.count, self.limit = stream, path, 0, _limit(path)
+        self.stream, self.path, self.count = stream, path, 0
 
-    def read(self, count: int = -1) -> bytes:
-        if count >= 0:
-            return self._counted(self.stream.read(count))
-        return b"".join(iter(lambda: self._counted(self.stream.read(CHUNK_BYTES)), b""))
+    def read(self, count: int) -> bytes:
+        return self._counted(self.stream.read(count))
 
     def readline(self, count: int) -> bytes:
         return self._counted(self.stream.readline(count))
 
     def _counted(self, content: bytes) -> bytes:
         self.count += len(content)
-        if self.count > self.limit:
-            check_unpacked(self.count, self.path)
+        check_unpacked(self.count, self.path)
         return content
 
 
@@ -132,12 +106,6 @@ def write_atomically(path: str | Path, content: bytes) -> None:
     """Write the whole file or nothing: readers see the old content until the new one is on disk.
 
     A replaced file keeps its mode, a new one follows the umask. Links are followed; devices, pipes and folders are refused.
-
-    >>> import tempfile
-    >>> target = Path(tempfile.mkdtemp()) / "a.txt"
-    >>> write_atomically(target, b"hello")
-    >>> target.read_bytes()
-    b'hello'
     """
     with writing(path):
         mode = check_regular(path)
@@ -159,22 +127,12 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 def is_address(path: Any) -> bool:
-    """Whether this is an address such as s3://bucket/path and not a path.
-
-    >>> is_address("s3://bucket/a.parquet"), is_address("data/a.parquet"), is_address("C:\\\\a.parquet")
-    (True, False, False)
-    """
+    """Whether this is an address such as s3://bucket/path and not a path."""
     return isinstance(path, str) and re.match(r"[A-Za-z][\w+.-]+://", path) is not None
 
 
 def checksum(path: str | Path, kind: str = "sha256") -> str:
-    """The hash of the bytes of a file, in hexadecimal digits.
-
-    >>> empty = Path(tempfile.mkdtemp()) / "empty"
-    >>> empty.touch()
-    >>> checksum(empty, "md5")
-    'd41d8cd98f00b204e9800998ecf8427e'
-    """
+    """The hash of the bytes of a file, in hexadecimal digits."""
     digest = hashlib.new(kind, usedforsecurity=False)  # some publishers give an MD5
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -183,34 +141,20 @@ def checksum(path: str | Path, kind: str = "sha256") -> str:
 
 
 def content_digest(*paths: str | Path) -> str | None:
-    """16 hexadecimal digits of the bytes of files and of the names, sizes and times of files in folders; None for other names.
-
-    >>> empty = Path(tempfile.mkdtemp()) / "empty.csv"
-    >>> empty.touch()
-    >>> content_digest(empty), content_digest("digits")
-    ('cd372fb85148700f', None)
-    """
-    found = hashlib.sha256()
-    known = False
-    for path in (Path(p).expanduser() for p in paths if not is_address(p)):
+    """16 hexadecimal digits of the bytes of files and of the names, sizes and times of files in folders; None for other names."""
+    digest = hashlib.sha256()
+    known = [path for path in (Path(p).expanduser() for p in paths if not is_address(p)) if path.exists()]
+    for path in known:
         if path.is_file():
-            found.update(checksum(path).encode())
-        elif path.is_dir():
-            for file in sorted(f for f in path.rglob("*") if f.is_file()):
-                facts = file.stat()
-                found.update(f"{file.relative_to(path).as_posix()} {facts.st_size} {facts.st_mtime_ns}\n".encode())
-        else:
-            continue
-        known = True
-    return found.hexdigest()[:16] if known else None
+            digest.update(checksum(path).encode())
+        for file in sorted(f for f in path.rglob("*") if f.is_file()):
+            facts = file.stat()
+            digest.update(f"{file.relative_to(path).as_posix()} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16] if known else None
 
 
 def check_regular(path: str | Path) -> int | None:
-    """The mode of an existing file, None without one; raises for anything but a regular file.
-
-    >>> check_regular("no such file") is None
-    True
-    """
+    """The mode of an existing file, None without one; raises for anything but a regular file."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -222,11 +166,7 @@ def check_regular(path: str | Path) -> int | None:
 
 
 def check_writable(folder: str | Path) -> None:
-    """Refuse a folder that cannot be written to, before any work is done; leaves no file.
-
-    >>> import tempfile
-    >>> check_writable(Path(tempfile.mkdtemp()) / "runs" / "first")
-    """
+    """Refuse a folder that cannot be written to, before any work is done; leaves no file."""
     folder = Path(folder)
     with writing(folder):
         there = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
@@ -239,26 +179,18 @@ def writing(path: str | Path) -> Iterator[None]:
     """Turn errors of the disk or folder into an `InputError` with the remedy."""
     try:
         yield
-    except InputError:
-        raise
     except OSError as error:
-        remedy = {
-            errno.ENOSPC: "Free some space, or choose another disk",
-            errno.EDQUOT: "Free some of your quota, or choose another disk",
-            errno.ENOENT: "Make its folder first, or choose another one",
-        }.get(error.errno or 0, "Choose a folder that may be written to")
-        raise InputError(
-            f"{path} cannot be written: {error.strerror or error}. {remedy}. The previous content is unchanged."
-        ) from error
+        remedy = "Choose a folder that may be written to"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "Free some space, or choose another disk"
+        elif error.errno == errno.ENOENT:
+            remedy = "Make its folder first, or choose another one"
+        why = f"{error.strerror or error}. {remedy}"
+        raise InputError(f"{path} cannot be written: {why}. The previous content is unchanged.") from error
 
 
 def make_folder(path: str | Path) -> Path:
-    """The folder, created with its parents if needed.
-
-    >>> import tempfile
-    >>> make_folder(Path(tempfile.mkdtemp()) / "a" / "b").name
-    'b'
-    """
+    """The folder, created with its parents if needed."""
     with writing(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     return Path(path)
@@ -266,15 +198,7 @@ def make_folder(path: str | Path) -> Path:
 
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to write to, which replaces `folder` once everything is written.
-
-    >>> import tempfile
-    >>> place = Path(tempfile.mkdtemp()) / "run"
-    >>> with replaced_folder(place) as new:
-    ...     _ = (new / "a.txt").write_text("whole")
-    >>> [path.name for path in place.iterdir()]
-    ['a.txt']
-    """
+    """A new folder to write to, which replaces `folder` once everything is written."""
     folder = Path(os.path.realpath(folder))
     make_folder(folder.parent)
     new, old = (folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.{word}") for word in ("partial", "before"))
@@ -305,9 +229,8 @@ def damage(path: str | Path) -> Iterator[None]:
     except (*DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise  # an error of the disk, not of the file
-        raise InputError(
-            f"{path} is damaged or cut short ({error or type(error).__name__}). Delete it and fetch or copy it again."
-        ) from error
+        why = str(error) or type(error).__name__
+        raise InputError(f"{path} is damaged or cut short ({why}). Fetch or copy it again.") from error
 
 
 @contextmanager
@@ -328,59 +251,48 @@ def check_file(path: Path) -> None:
 
 def read_bytes(path: str | Path, *, lines: bool = False) -> bytes:
     """All bytes of a file, unpacked if compressed; with ``lines``, a line longer than `MAX_LINE` is an error."""
-    path = Path(path)
+    content, length = bytearray(), 0
     with opened(path) as stream:
-        if not lines:
-            return stream.read()
-        content, length = bytearray(), 0
         while chunk := stream.read(CHUNK_BYTES):
             content += chunk
             last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
             length = length + len(chunk) if last < 0 else len(chunk) - last - 1
-            _check_line(length, path)
-        return bytes(content)
+            if lines:
+                _check_line(length, path)
+    return bytes(content)
 
 
 def read_lines(path: str | Path) -> Iterator[bytes]:
     """The lines of a file one by one, unpacked if compressed; bounded as `read_bytes` is."""
-    path = Path(path)
     with opened(path) as stream:
         while line := stream.readline(MAX_LINE + 1):
             _check_line(len(line), path)
             yield line
 
 
-def _check_line(length: int, path: Path) -> None:
+def _check_line(length: int, path: str | Path) -> None:
     if length > MAX_LINE:
-        raise InputError(
-            f"{path} has a line of more than {MAX_LINE:,} bytes, which no row of a table or text has. Check that it is a text file, and "
-            "that its lines have ends."
-        )
+        problem = f"{path} has a line of more than {MAX_LINE:,} bytes, which no row of a table or text has"
+        raise InputError(f"{problem}. Check that it is a text file, and that its lines have ends.")
 
 
 def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
-    r"""The text of these bytes; an error names the line of an invalid byte.
-
-    >>> decode(b"\xef\xbb\xbfsmall", "a.csv")
-    'small'
-    """
+    """The text of these bytes; an error names the line of an invalid byte."""
     try:
         return content.decode("utf-8-sig" if encoding.lower().replace("-", "") == "utf8" else encoding)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         held = f"{where} is not {encoding} text: line {line} holds the byte 0x{content[error.start]:02x}."
         kind = next((kind for start, kind in FILE_TYPES.items() if content.startswith(start)), None)
-        if kind is not None:
-            raise InputError(f"{held} It begins like {kind}: check its name.") from error
         marked = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-        if b"\0" in content and not marked:
-            raise InputError(
-                f"{held} It holds zero bytes, which a text file does not have: check that it is a text file."
-            ) from error
-        likely = "utf-16" if marked else "latin-1"
-        raise InputError(
-            f'{held} Save it as UTF-8, or name its encoding, for example encoding="{likely}" (--encoding {likely} on the command line).'
-        ) from error
+        if kind is not None:
+            remedy = f"It begins like {kind}: check its name."
+        elif b"\0" in content and not marked:
+            remedy = "It has zero bytes, which a text file does not have: check its name."
+        else:
+            option = 'encoding="{0}" (--encoding {0} on the command line)'.format("utf-16" if marked else "latin-1")
+            remedy = f"Save it as UTF-8, or name its encoding, for example {option}."
+        raise InputError(f"{held} {remedy}") from error
     except LookupError as error:
         raise InputError(f'unknown encoding "{encoding}"; write for example "utf-8" or "latin-1".') from error
 
@@ -391,66 +303,53 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
 
 
 def read_numpy(path: str | Path) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """The array of an .npy file, or the arrays of an .npz by name; pickled objects are refused.
-
-    >>> import tempfile
-    >>> import numpy as np
-    >>> path = Path(tempfile.mkdtemp()) / "a.npz"
-    >>> np.savez(path, x=np.arange(3))
-    >>> read_numpy(path)
-    {'x': array([0, 1, 2])}
-    """
+    """The array of an .npy file, or the arrays of an .npz by name; pickled objects are refused."""
     path = Path(path)
     check_file(path)
     with numpy_damage(path), open(path, "rb") as file:
         if file.read(4) == b"PK\3\4":
-            arrays = members(path, lambda name: True, packed=".zip")
+            arrays = zip_members(path, lambda name: True)
             return {name.removesuffix(".npy"): _npy(io.BytesIO(content), len(content)) for name, content in arrays}
         file.seek(0)
         return _npy(file, path.stat().st_size)
 
 
 @contextmanager
-def numpy_damage(path: str | Path) -> Iterator[None]:
-    """As `damage`, for numpy files, whose header is parsed as Python code."""
+def readable_as(what: str | Path, kind: str, remedy: str) -> Iterator[None]:
+    """Turn any error of a library that reads files into an `InputError`."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        why = "it holds pickled objects, which are not read" if "pickle" in str(error).lower() else str(error)
-        raise InputError(
-            f"{path} is damaged or not a numpy file of numbers ({why or type(error).__name__}). Write it again with "
-            "numpy.save or numpy.savez."
-        ) from error
+        why = error if str(error) else type(error).__name__
+        raise InputError(f"{what} is damaged or not {kind} ({why}). {remedy}.") from error
+
+
+def numpy_damage(path: str | Path) -> AbstractContextManager[None]:
+    """As `damage`, for numpy files, whose header is parsed as Python code."""
+    return readable_as(path, "a numpy file of numbers", "Write it again with numpy.save or numpy.savez")
 
 
 def read_array(path: str | Path) -> NDArray[Any]:
-    """The array of an .npy file, or the only one of an .npz.
-
-    >>> import tempfile
-    >>> import numpy as np
-    >>> path = Path(tempfile.mkdtemp()) / "a.npy"
-    >>> np.save(path, np.arange(3))
-    >>> read_array(path)
-    array([0, 1, 2])
-    """
-    found = read_numpy(path)
-    if not isinstance(found, dict):
-        return found
-    if len(found) != 1:
-        raise InputError(f"{path} holds {', '.join(found) or 'nothing'}; expected one array.")
-    return next(iter(found.values()))
+    """The array of an .npy file, or the only one of an .npz."""
+    arrays = read_numpy(path)
+    if not isinstance(arrays, dict):
+        return arrays
+    if len(arrays) != 1:
+        raise InputError(f"{path} holds {', '.join(arrays) or 'nothing'}; expected one array.")
+    return next(iter(arrays.values()))
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], Any]:
     """Shape and type of an .npy file; the data follows in ``file``."""
     from numpy.lib import format as npy
 
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
+    if version not in readers:
         raise ValueError(f"version {version} of the format is not read")
-    shape, _, kind = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+    shape, _, kind = readers[version](file)
     return shape, kind
 
 
@@ -459,53 +358,21 @@ def _npy(file: IO[bytes], size: int) -> NDArray[Any]:
     from numpy.lib import format as npy
 
     shape, kind = npy_header(file)
+    if kind.hasobject:
+        raise ValueError("it holds pickled objects, which are not read")
     promised = math.prod(shape, start=kind.itemsize)
-    if not kind.hasobject and promised > size:
+    if promised > size:
         raise ValueError(f"its header promises {promised:,} bytes, and there are {size:,}")
     file.seek(0)
     return npy.read_array(file, allow_pickle=False)
 
 
-def is_archive(path: Path) -> bool:
-    return path.is_file() and path.name.lower().endswith(ARCHIVES)
-
-
-def members(
-    path: str | Path, wanted: Callable[[str], bool], *, packed: str | None = None
-) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the wanted files of a folder, a tar or a zip archive; ``packed`` overrides the suffix of the archive.
-
-    Archives are never unpacked to disk: a name such as ``../x`` or a link is only a name. Names use ``/`` and are relative; files
-    come in the order of the archive, or sorted by name from a folder.
-    """
-    path = Path(path)
-    if path.is_dir():
-        for file in sorted(p for p in path.rglob("*") if p.is_file()):
-            name = file.relative_to(path).as_posix()
-            if wanted(name):
-                yield name, file.read_bytes()
-        return
-    if not path.is_file():
-        raise InputError(f"there is no file or folder {path}; check the path.")
+def zip_members(path: str | Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the wanted files of a zip archive, in its order. Nothing is unpacked to disk."""
     total = 0
-    if (packed or path.name.lower()).endswith(".zip"):
-        with damage(path), zipfile.ZipFile(path) as zipped:
-            for info in zipped.infolist():
-                if not info.is_dir() and wanted(info.filename):
-                    total += info.file_size  # reading stops there, whatever the archive holds
-                    check_unpacked(total, path)
-                    yield info.filename, zipped.read(info)
-        return
-    # The stream mode reads once from front to back: seeking in a compressed file would unpack it again and again.
-    with opened(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
-        for member in tar:
-            if member.isfile() and wanted(member.name):
-                total += member.size  # the holes of a sparse file are not in the stream
+    with damage(path), zipfile.ZipFile(path) as zipped:
+        for info in zipped.infolist():
+            if not info.is_dir() and wanted(info.filename):
+                total += info.file_size  # reading stops there, whatever the archive holds
                 check_unpacked(total, path)
-                held = tar.extractfile(member)
-                content = held.read() if held is not None else b""
-                if len(content) != member.size:
-                    raise EOFError(f"{member.name} ends early")
-                yield member.name.removeprefix("./"), content
-        while stream.read(CHUNK_BYTES):  # the archive ends before its file does, and the checksum comes last
-            pass
+                yield info.filename, zipped.read(info)

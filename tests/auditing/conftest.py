@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from review_pages import Page
+from review_pages import Page, made_run
 
 from compensate.auditing.page import write_page
+from compensate.auditing.server import Review, ReviewServer
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -74,3 +76,23 @@ def open_page(browser: Any, idle_tabs: dict[str, list[Any]], tmp_path: Path) -> 
         tab.mouse.move(0, 0)
         idle.append(tab)
     assert problems == []
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., ReviewServer]]:
+    """Servers that run in a thread and end with the test."""
+    started: list[tuple[ReviewServer, threading.Thread]] = []
+
+    def start(folder: Path | None = None, **options: Any) -> ReviewServer:
+        folder = folder or tmp_path / "run"
+        server = ReviewServer(Review(folder if folder.exists() else made_run(folder)), **{"port": 0, **options})
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        started.append((server, thread))
+        return server
+
+    yield start
+    for server, thread in started:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()

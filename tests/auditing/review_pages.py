@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from PIL import Image
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import cross_val_predict
 
 from compensate.auditing.content import Content
+from compensate.auditing.page import write_page
 from compensate.auditing.result import Audit
 from compensate.data.dataset import Estimate, Source
 from compensate.data.tables import from_frame
 
 NOTHING = Content()
+CLASSES = ("bird", "cat", "dog")
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,6 @@ class Page:
     pairs: tuple[tuple[str, str, int], ...] = ()
     per_class: tuple[tuple[str, int, int, float], ...] = ()
     scores: dict[str, Any] | None = None
-    compensations: dict[str, Any] | None = None
     curves: tuple[dict[str, Any], ...] = ()
     command: str = ""
     notes: tuple[str, ...] = ()
@@ -84,21 +87,7 @@ class Page:
         flagged = [item for item in self.items if item.flagged]
         pairs = self.pairs or [(*pair, n) for pair, n in Counter((i.given, i.suggested) for i in flagged).items()]
         position = {example.index: k for k, example in enumerate(self.examples)}
-        names = (
-            "index",
-            "id",
-            "digest",
-            "part",
-            "given",
-            "suggested",
-            "score",
-            "p",
-            "flagged",
-            "new",
-            "content",
-            "likely",
-            "usual",
-        )
+        names = [f.name for f in fields(Item) if not f.name.startswith("like_")]
         items = {name: [getattr(item, name) for item in self.items] for name in names}
         items |= {name: [int(value) for value in items[name]] for name in ("flagged", "new")}
         items["likeGiven"] = [[position[i] for i in item.like_given] for item in self.items]
@@ -137,30 +126,24 @@ def texts_page(
     n = len(labels)
     items = tuple(
         Item(
-            row,
-            given,
-            classes[(classes.index(given) + 1) % len(classes)],
-            score=float(n - row),
-            p=0.99 - 0.9 * row / max(n, 2),
-            flagged=flagged is None or row < flagged,
-            content=Content(text=f"text number {row}"),
+            row, given, classes[(classes.index(given) + 1) % len(classes)], score=float(n - row), p=0.99 - 0.9 * row / max(n, 2),
+            flagged=flagged is None or row < flagged, content=Content(text=f"text number {row}"),
         )
         for row, given in enumerate(labels)
-    )
-    return Page(
-        title,
-        "text",
-        classes,
-        max(n, 10),
-        items,
-        Estimate(0.1, 0.05, 0.2),
-        command="compensate apply pets.csv corrections.csv",
-    )
+    )  # fmt: skip
+    apply = "compensate apply pets.csv corrections.csv"
+    return Page(title, "text", classes, max(n, 10), items, Estimate(0.1, 0.05, 0.2), command=apply)
+
+
+def made_run(folder: Path, n: int = 30, **changes: Any) -> Path:
+    """A folder with a page of so many suspects."""
+    folder.mkdir(parents=True)
+    page = texts_page([CLASSES[row % 3] for row in range(n)], classes=CLASSES)
+    write_page(replace(page, source="sha256:" + "1" * 16, **changes).data(), folder / "report.html")
+    return folder
 
 
 def png(seed: int, size: int = 16) -> bytes:
-    from PIL import Image
-
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size, size, 3), dtype=np.uint8)).save(file, "PNG")
     return file.getvalue()
@@ -208,6 +191,7 @@ def planted_regression(rows: int = 1000, seed: int = 0) -> tuple[Audit, np.ndarr
     data = from_frame(frame.assign(price=given), "houses.csv", label="price", task="regression").train
     return Audit(
         kind="regression", source=Source(title="houses.csv", path="houses.csv", label="price"), classes=(), index=np.arange(rows), given=given,
-        suggested=predicted, log_odds=score, p_error=1 / (1 + np.exp(-score)), evidence={}, noise_rate=Estimate(0.03, 0.02, 0.04),
+        suggested=predicted, log_odds=score, p_error=1 / (1 + np.exp(-score)),
+        evidence={"usual residual": np.full(rows, 3.0)}, noise_rate=Estimate(0.03, 0.02, 0.04),
         data=data, vectors=x,
     ), changed  # fmt: skip

@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
+from commands import run
 
 from compensate.auditing.annotators import Votes, audit_votes, find_consensus, long_votes, wide_votes
-from compensate.auditing.decisions import write_corrections
 from compensate.auditing.page import page_of, payload, read_payload
 from compensate.auditing.result import Audit
-from compensate.cli import app
 from compensate.errors import InputError
 
 ACCURACY = np.array([0.95, 0.9, 0.85, 0.5, 0.45])
@@ -124,27 +122,12 @@ def test_the_command_writes_consensus_annotators_and_page(tmp_path: Path):
         cells[votes.item[mine]] = [f"class {c}" for c in votes.label[mine]]
         frame[f"rater {name}"] = cells
     frame.to_csv(tmp_path / "votes.csv", index=False)
-    done = CliRunner().invoke(
-        app, ["consensus", str(tmp_path / "votes.csv"), "--annotators", "rater*", "--out", str(tmp_path / "run")]
-    )
-    assert done.exit_code == 0, done.output
+    for _ in range(2):  # a run's folder can be written again
+        run("consensus", tmp_path / "votes.csv", "--annotators", "rater*", "--out", tmp_path / "run")
     found = pd.read_csv(tmp_path / "run" / "consensus.csv")
     assert (found["consensus"] == [f"class {c}" for c in true]).mean() > (votes.majority() == true).mean()
     assert len(pd.read_csv(tmp_path / "run" / "annotators.csv")) == 5
     assert (tmp_path / "run" / "report.html").is_file()
-
-    # Decisions on the page go to the table of the items, and nowhere else.
-    reviewed = Audit.load(tmp_path / "run" / "audit").accepted(0.9)
-    write_corrections(tmp_path / "run" / "corrections.csv", reviewed)
-    assert CliRunner().invoke(app, ["apply", str(tmp_path / "run"), "-o", str(tmp_path / "out.csv")]).exit_code == 0
-    before, after = (pd.read_csv(file) for file in (tmp_path / "run" / "labels.csv", tmp_path / "out.csv"))
-    changed = before["label"] != after["label"]
-    assert sorted(changed[changed].index) == sorted(c.index for c in reviewed)
-    assert len(reviewed) > 10
-    pd.testing.assert_frame_equal(before.drop(columns="label"), after.drop(columns="label"))
-
-    again = ["consensus", str(tmp_path / "votes.csv"), "--annotators", "rater*", "--out", str(tmp_path / "run")]
-    assert CliRunner().invoke(app, again).exit_code == 0, "a run's folder can be written again"
 
 
 def test_items_without_a_vote_are_predicted_and_keep_their_names():
@@ -182,9 +165,7 @@ def test_votes_without_samples_are_judged_by_the_votes_alone(tmp_path: Path):
     rows = {"item": [f"i{k}" for k in votes.item], "who": names[votes.annotator], "label": votes.label}
     pd.DataFrame(rows).to_csv(tmp_path / "votes.csv", index=False)
     asked = ["consensus", tmp_path / "votes.csv", "--item", "item", "--annotator", "who", "--out", tmp_path / "run"]
-    done = CliRunner().invoke(app, list(map(str, asked)))
-    assert done.exit_code == 0, done.output
-    assert "the votes alone decide" in " ".join(done.output.split())
+    assert "the votes alone decide" in run(*asked)
     page = read_payload((tmp_path / "run" / "report.html").read_bytes())
     assert page["allFlagged"] > 0
     assert page["predictable"]
@@ -197,6 +178,5 @@ def test_votes_without_samples_are_judged_by_the_votes_alone(tmp_path: Path):
 
 def test_the_command_asks_where_the_votes_are(tmp_path: Path):
     (tmp_path / "votes.csv").write_text("a,b\nx,y\n")
-    done = CliRunner().invoke(app, ["consensus", str(tmp_path / "votes.csv")])
-    assert isinstance(done.exception, InputError)
-    assert "expected where the votes are" in str(done.exception)
+    with pytest.raises(InputError, match="expected where the votes are"):
+        run("consensus", tmp_path / "votes.csv")

@@ -1,9 +1,6 @@
-"""A model of the user's: trained once or for each fold, resumed exactly."""
+"""A model of the user's: trained once or for each fold."""
 
 from __future__ import annotations
-
-import os
-import signal
 
 import numpy as np
 import pytest
@@ -73,61 +70,21 @@ def test_images_go_through_a_model_as_they_are():
     assert (data.target[:300] != part.target)[found.mask].mean() > 0.8
 
 
-@pytest.mark.parametrize("crossfit", [False, True])
-def test_a_training_that_was_ended_goes_on_where_it_was(tmp_path, crossfit):
-    x, given, _, _ = blobs(150)
-    chosen = {"model": "mlp", "epochs": 4, "crossfit": crossfit, "seed": 3}
-    whole = audit(x, given, **chosen)
-    seen = []
-
-    def ended(stage: str, done: int, total: int) -> None:
-        if stage == "training":
-            seen.append((done, total))
-            if done == (20 if crossfit else 6):
-                os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        audit(x, given, run_folder=tmp_path / "run", progress=ended, **chosen)
-    assert {total for _, total in seen} == {40 if crossfit else 12}
-    resumed: list[int] = []
-    found = audit(
-        x, given, run_folder=tmp_path / "run", resume=True, **chosen,
-        progress=lambda stage, done, total: resumed.append(done) if stage == "training" else None,
-    )  # fmt: skip
-    assert min(resumed) == (21 if crossfit else 7), "what was done is not done again"
-    np.testing.assert_array_equal(found.log_odds, whole.log_odds)
-    np.testing.assert_array_equal(found.probabilities, whole.probabilities)
-    assert found.curves == whole.curves
-
-
-# --- bad input ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    "argument",
-    [{"epochs": 3}, {"batch_size": 8}, {"lr": 0.1}, {"hyper": {}}, {"precision": "bf16"}, {"crossfit": True}],
-)
-def test_settings_of_a_training_need_a_model(argument):
-    x, given, _, _ = blobs(40)
-    with pytest.raises(InputError, match=f"{next(iter(argument))} is for the training of a model"):
-        audit(x, given, **argument)
-
-
-def test_a_model_cannot_read_texts():
-    with pytest.raises(InputError, match="takes numbers, and these samples are texts"):
-        audit([f"text {i}" for i in range(40)], np.arange(40) % 2, "mlp")
-
-
-def test_no_epochs_is_an_error():
-    x, given, _, _ = blobs(40)
-    with pytest.raises(InputError, match="epochs is 0; expected 1 or more"):
-        audit(x, given, "mlp", epochs=0)
-
-
-@pytest.mark.parametrize(
-    ("model", "said"), [("mpl", 'did you mean "mlp"'), (7, "model is a int; expected a torch module")]
-)
-def test_a_model_that_is_none_is_named(model, said):
-    x, given, _, _ = blobs(40)
+    ("options", "said"),
+    [
+        *(
+            ({name: value}, f"{name} is for the training of a model")
+            for name, value in {
+                "epochs": 3, "batch_size": 8, "lr": 0.1, "hyper": {}, "precision": "bf16", "crossfit": True,
+            }.items()
+        ),
+        ({"model": "mlp", "epochs": 0}, "epochs is 0; expected 1 or more"),
+        ({"model": "mpl"}, 'did you mean "mlp"'),
+        ({"model": 7}, "model is a int; expected a torch module"),
+        ({"model": "mlp", "data": [f"text {i}" for i in range(40)]}, "takes numbers, and these samples are texts"),
+    ],
+)  # fmt: skip
+def test_a_training_that_cannot_be_is_refused(options, said):
     with pytest.raises(InputError, match=said):
-        audit(x, given, model)
+        audit(**{"data": blobs(40)[0], "labels": np.arange(40) % 2, **options})

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from commands import exit_code
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 
 from compensate import audit
+from compensate.auditing.api import audit_probabilities
 from compensate.auditing.check import FORMATS, check, label_places
 from compensate.auditing.decisions import Correction, write_corrections
 from compensate.auditing.features import make_views
@@ -22,7 +22,7 @@ from compensate.auditing.judge import read_packed, write_packed
 from compensate.auditing.learners import judge_view
 from compensate.auditing.result import Audit
 from compensate.auditing.store import write_run
-from compensate.cli import main
+from compensate.cli.check import FORMATS as NAMED
 from compensate.data import digits, noise
 from compensate.data.dataset import Dataset, Source
 from compensate.errors import InputError
@@ -61,14 +61,6 @@ def loaded(folder: Path) -> Audit:
     return Audit.load(folder / "run" / "audit")
 
 
-def run(*arguments: str) -> int:
-    """The exit code of a command."""
-    sys.argv = ["compensate", *arguments]
-    with pytest.raises(SystemExit) as end:
-        main()
-    return int(end.value.code or 0)
-
-
 # --- the fitted model -----------------------------------------------------------------------------------------
 
 
@@ -90,16 +82,9 @@ def table(n: int, seed: int = 0) -> tuple[pd.DataFrame, np.ndarray]:
     label = np.where(2 * size + (kind == "a") - (town > 30) > 0, "high", "low")
     wrong = rng.random(n) < 0.1
     given = np.where(wrong, np.where(label == "low", "high", "low"), label)
-    frame = pd.DataFrame(
-        {
-            "size": np.where(rng.random(n) < 0.05, np.nan, size),
-            "town": [f"{'north' if t > 30 else 'south'} {t}" for t in town],
-            "kind": kind,
-            "day": day.strftime("%d.%m.%Y"),
-            "label": given,
-        }
-    )
-    return frame, wrong
+    towns = [f"{'north' if t > 30 else 'south'} {t}" for t in town]
+    columns = {"town": towns, "kind": kind, "day": day.strftime("%d.%m.%Y"), "label": given}
+    return pd.DataFrame({"size": np.where(rng.random(n) < 0.05, np.nan, size), **columns}), wrong
 
 
 def test_tables_with_dates_gaps_and_many_categories_are_scored_after_storing(tmp_path: Path) -> None:
@@ -116,9 +101,7 @@ def test_images_and_features_are_scored_and_other_shapes_are_refused(tmp_path: P
     train, test = digits().split((0.6, 0.4))
     wrong = noise.symmetric(test.target, 10, 0.1)
     for kind in ("images", "features"):
-        x, new = (
-            (train.x, test.x) if kind == "images" else (train.x.reshape(len(train), -1), test.x.reshape(len(test), -1))
-        )
+        x, new = (part.x if kind == "images" else part.x.reshape(len(part), -1) for part in (train, test))
         found = audit(x, train.target, encoder="none")
         stored = Audit.load(found.save(tmp_path / kind))
         scored = stored.score(new, wrong.labels)
@@ -137,7 +120,7 @@ def test_stored_trees_vote_as_those_of_scikit_learn(monkeypatch: pytest.MonkeyPa
     x = rng.normal(size=(300, 5)).astype(np.float32)
     y = (x[:, 0] + x[:, 1] > 0) + 2 * (x[:, 2] > 1)
     forest = ExtraTreesClassifier(20, min_samples_leaf=3, random_state=0).fit(x, y)
-    mine = Forest.of(Forest.fitted([(tree.tree_, forest.classes_) for tree in forest.estimators_], 5).arrays(), 5)
+    mine = Forest.of(Forest.fitted([(tree, forest.classes_) for tree in forest.estimators_], 5).arrays(), 5)
     new = rng.normal(size=(100, 5)).astype(np.float32)
     p = np.zeros((100, 5))
     p[:, forest.classes_] = forest.predict_proba(new)
@@ -171,18 +154,11 @@ def test_audits_without_a_fitted_model_say_why(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 3))
     found = audit(x, x[:, 0] + 0.1 * rng.normal(size=100))
+    p = rng.dirichlet([1, 1], 50)
     with pytest.raises(InputError, match="quantities"):
         found.score(x, x[:, 0])
     with pytest.raises(InputError, match="--probs"):
-        Audit.load(_without_model(tmp_path)).score(x, rng.integers(2, size=100))
-
-
-def _without_model(folder: Path) -> Path:
-    from compensate import auditing  # noqa: F401
-    from compensate.auditing.api import audit_probabilities
-
-    p = np.random.default_rng(0).dirichlet([1, 1], 50)
-    return audit_probabilities(p, p.argmax(1)).save(folder / "audit")
+        Audit.load(audit_probabilities(p, p.argmax(1)).save(tmp_path / "audit")).score(x, rng.integers(2, size=100))
 
 
 def test_a_damaged_model_is_refused(reviewed: Path, tmp_path: Path) -> None:
@@ -235,23 +211,21 @@ def test_only_new_and_relabeled_rows_are_judged(
     assert seen == [2], "audited content is not encoded again"
     assert (result.rows, result.new, result.relabeled, result.unlabeled) == (303, 2, 1, 1)
     assert result.known == 299
-    assert [(f.row, f.why, f.suggested) for f in result.findings][:2] == [
-        (0, "new", "bad"),
-        (1, "unknown class", "good"),
-    ]
+    first = [(f.row, f.why, f.suggested) for f in result.findings[:2]]
+    assert first == [(0, "new", "bad"), (1, "unknown class", "good")]
     assert result.findings[1].p_error == 1
     (relabeled,) = result.findings[2:]
     assert relabeled.why == "relabeled"
     assert frame.iloc[relabeled.row]["review"] == pd.read_csv(reviewed / "reviews.csv").loc[sure, "review"]
 
 
-def test_the_audited_file_itself_has_nothing_to_judge(reviewed: Path) -> None:
-    result = check(loaded(reviewed), reviewed / "reviews.csv")
-    assert (result.known, result.judged, result.findings) == (300, 0, ())
-
-
 def test_a_decided_label_is_known(reviewed: Path, tmp_path: Path) -> None:
     found = loaded(reviewed)
+    result = check(found, reviewed / "reviews.csv")
+    assert (result.known, result.new, result.relabeled, result.findings) == (300, 0, 0, ())
+    (tmp_path / "a.csv").write_text("review,labels\nx,good\n")
+    with pytest.raises(InputError, match=r'no column "label".*labels'):
+        check(found, tmp_path / "a.csv")
     frame = pd.read_csv(reviewed / "reviews.csv")
     sure = int(np.argmin(found.log_odds))
     given = frame.loc[sure, "label"]
@@ -260,11 +234,12 @@ def test_a_decided_label_is_known(reviewed: Path, tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "new.csv", index=False)
     decided = Correction(sure, given, "other", other, found.row_digest(sure), found.source_digest)
     assert len(check(found, tmp_path / "new.csv").findings) == 1
-    assert check(found, tmp_path / "new.csv", decisions=[decided]).judged == 0
+    result = check(found, tmp_path / "new.csv", decisions=[decided])
+    assert (result.new, result.relabeled) == (0, 0)
     write_corrections(reviewed / "run" / "corrections.csv", [decided])
-    assert run("check", str(tmp_path / "new.csv"), "--against", str(reviewed / "run")) == 0
+    assert exit_code("check", str(tmp_path / "new.csv"), "--against", str(reviewed / "run")) == 0
     (reviewed / "run" / "corrections.csv").unlink()
-    assert run("check", str(tmp_path / "new.csv"), "--against", str(reviewed / "run")) == 1
+    assert exit_code("check", str(tmp_path / "new.csv"), "--against", str(reviewed / "run")) == 1
 
 
 def test_a_folder_of_images_names_the_image(tmp_path: Path) -> None:
@@ -285,12 +260,6 @@ def test_a_folder_of_images_names_the_image(tmp_path: Path) -> None:
     result = check(found, tmp_path / "b")
     assert (result.known, result.new) == (50, 60)
     assert [Path(f.file).name for f in result.findings] == ["130.png"]
-
-
-def test_a_missing_column_is_named_with_the_nearest(reviewed: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("review,labels\nx,good\n")
-    with pytest.raises(InputError, match=r'no column "label".*labels'):
-        check(loaded(reviewed), tmp_path / "a.csv")
 
 
 # --- lines and formats ----------------------------------------------------------------------------------------
@@ -335,24 +304,25 @@ def odd(reviewed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_every_format_names_file_and_line(reviewed: Path, odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tuple(FORMATS) == NAMED
     against = ("--against", str(reviewed / "run"))
-    assert run("check", odd, *against) == 1
+    assert exit_code("check", odd, *against) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith('my, data/new.csv:3:23: "good" looks wrong, "bad" is likelier (p > 0.99')
     assert said[1].startswith("my, data/new.csv:6:20: ")
     assert said[2].endswith("3 rows, 0 known; 3 new and 0 relabeled were judged: 2 look wrong")
 
-    assert run("check", odd, *against, "--format", "json") == 1
+    assert exit_code("check", odd, *against, "--format", "json") == 1
     (result,) = json.loads(capsys.readouterr().out)
     assert [f["line"] for f in result["findings"]] == [3, 6]
     assert result["findings"][1]["given"] == "no\nclass"
 
-    assert run("check", odd, *against, "--format", "github") == 1
+    assert exit_code("check", odd, *against, "--format", "github") == 1
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith('::warning file=my%2C data/new.csv,line=3,col=23,title=wrong-label::"good" looks wrong')
     assert said[1].startswith("::warning file=my%2C data/new.csv,line=6,col=20,title=unknown-class::")
 
-    assert run("check", odd, *against, "--format", "sarif") == 1
+    assert exit_code("check", odd, *against, "--format", "sarif") == 1
     sarif = json.loads(capsys.readouterr().out)
     assert sarif["version"] == "2.1.0"
     (one,) = sarif["runs"]
@@ -364,52 +334,25 @@ def test_every_format_names_file_and_line(reviewed: Path, odd: str, capsys: pyte
         assert place["region"]["startLine"] == line
 
 
-def test_every_format_of_the_command_is_written() -> None:
-    from compensate.cli.check import FORMATS as NAMED
-
-    assert tuple(FORMATS) == NAMED
-
-
 @pytest.mark.parametrize(
-    ("options", "code"),
+    ("options", "code", "said"),
     [
-        ((), 1),
-        (("--max-wrong", "1"), 1),
-        (("--max-wrong", "2"), 0),
-        (("--max-wrong", "0.5"), 1),
-        (("--max-wrong", "67%"), 0),
+        ((), 1, ""), (("--max-wrong", "1"), 1, ""), (("--max-wrong", "2"), 0, ""), (("--max-wrong", "0.5"), 1, ""),
+        (("--max-wrong", "67%"), 0, ""), (("--max-wrong", "many"), 2, "--max-wrong"), (("--max-wrong", "1.5"), 2, "--max-wrong"),
+        (("--fail-above", "2"), 2, "--fail-above"), (("--format", "sarf"), 2, "sarif"), (("--against", "nowhere.d"), 2, "nowhere.d"),
     ],
-)
-def test_the_exit_code_follows_the_bound(reviewed: Path, odd: str, options: tuple[str, ...], code: int) -> None:
-    assert run("check", odd, "--against", str(reviewed / "run" / "audit"), *options) == code
-
-
-def test_fail_above_moves_the_threshold(reviewed: Path, odd: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def found(above: str) -> int:
-        run("check", odd, "--against", str(reviewed / "run"), "--fail-above", above, "--format", "json")
-        return len(json.loads(capsys.readouterr().out)[0]["findings"])
-
-    assert [found("0"), found("0.5"), found("1")] == [3, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--max-wrong", "many"), "--max-wrong"),
-        (("--max-wrong", "1.5"), "--max-wrong"),
-        (("--fail-above", "2"), "--fail-above"),
-        (("--format", "sarf"), "sarif"),
-        (("--against", "nowhere.d"), "nowhere.d"),
-    ],
-)
-def test_wrong_options_are_named(
-    reviewed: Path, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+)  # fmt: skip
+def test_the_exit_code_follows_the_bound_and_wrong_options_are_named(
+    reviewed: Path, odd: str, options: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments: tuple[Any, ...] = ("check", str(reviewed / "reviews.csv"), "--against", str(reviewed / "run"))
-    assert run(*arguments, *options) == 2
+    assert exit_code("check", odd, "--against", str(reviewed / "run" / "audit"), *options) == code
     assert said in capsys.readouterr().err
 
 
-def test_several_files_are_judged_together(reviewed: Path, odd: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("check", odd, str(reviewed / "reviews.csv"), "--against", str(reviewed / "run"), "--max-wrong", "2") == 0
-    assert capsys.readouterr().out.count(" rows, ") == 2
+def test_fail_above_moves_the_threshold(reviewed: Path, odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+    against = ("--against", str(reviewed / "run"))
+    for above, count in (("0", 3), ("0.5", 2), ("1", 1)):
+        exit_code("check", odd, *against, "--fail-above", above, "--format", "json")
+        assert len(json.loads(capsys.readouterr().out)[0]["findings"]) == count
+    assert exit_code("check", odd, str(reviewed / "reviews.csv"), *against, "--max-wrong", "2") == 0
+    assert capsys.readouterr().out.count(" rows, ") == 2, "several files are judged together"

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -13,22 +14,12 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from compensate import InputError, audit
-from compensate.auditing import learners, linear
-from compensate.auditing.learners import View, assign_folds, forest_size, judge_view
+from compensate.auditing import linear
+from compensate.auditing.features import make_views
+from compensate.auditing.learners import Linear, View, assign_folds, judge_view, predict_rows
 from compensate.auditing.linear import LinearFolds
-
-
-def processor_seconds(rows: int, columns: int) -> float:
-    x = np.random.default_rng(0).normal(size=(rows, columns)).astype(np.float32)
-    begun = time.process_time()
-    LinearFolds(x, np.arange(rows) % 5, 5, 3)
-    return time.process_time() - begun
-
-
-def test_the_cost_of_columns_grows_with_their_number():
-    processor_seconds(30, 100)
-    narrow, wide = (min(processor_seconds(30, columns) for _ in range(3)) for columns in (500, 2000))
-    assert wide < 12 * max(narrow, 1e-3)
+from compensate.auditing.source import read
+from compensate.data import arrays, from_arrays
 
 
 def test_few_rows_of_many_columns_have_the_axes_of_their_rows():
@@ -49,13 +40,6 @@ def test_axes_are_bounded_however_many_rows_and_columns_there_are(monkeypatch):
     assert fitted.axes.shape[1] <= 20
     w = fitted.fit(linear.compensated(np.arange(100) % 2, 0.5), 1e-2)
     assert fitted.held_out_loss(w, np.arange(100) % 2) < np.log(2)
-
-
-def test_trees_of_many_classes_are_fewer(monkeypatch):
-    monkeypatch.setattr(learners, "TREES", 200)
-    assert forest_size(4_000, classes=10)["n_estimators"] == learners.TREES
-    assert 4_000 * 1_449 * forest_size(4_000, classes=1_449)["n_estimators"] <= learners.TREE_ENTRIES
-    assert forest_size(50_000, classes=2_000)["n_estimators"] == learners.MIN_TREES
 
 
 def test_classes_like_identifiers_are_refused_with_the_reason():
@@ -104,13 +88,56 @@ def test_stages_are_told_into_a_pipe_in_a_few_lines(tmp_path):
     rng = np.random.default_rng(0)
     y = np.arange(60) % 3
     pd.DataFrame(rng.normal(size=(60, 4)) + y[:, None]).assign(label=y).to_csv(tmp_path / "rows.csv", index=False)
-    said = subprocess.run(
-        [sys.executable, "-m", "compensate", "audit", "rows.csv"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    command = [sys.executable, "-m", "compensate", "audit", "rows.csv"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     lines = [line for line in said.splitlines() if re.match("(fitting|judging) ", line)]
     assert re.fullmatch(r"fitting   0/\d+ · logcomp · \d+:\d\d", lines[0])
     assert 2 <= len(lines) < 20
+
+
+# --- memory ---------------------------------------------------------------------------------------------------
+
+
+def test_linear_models_of_embeddings_take_a_fraction_of_their_memory(monkeypatch):
+    monkeypatch.setattr(linear, "BLOCK", 1 << 17)  # small as the data are, they are looked at in parts
+    rng = np.random.default_rng(0)
+    y = rng.integers(4, size=8000)
+    x = (rng.standard_normal((4, 512))[y] + rng.standard_normal((8000, 512))).astype(np.float32)
+    tracemalloc.start()
+    (view,) = make_views(read(x, y, None, {}), "none").views
+    fitted = linear.LinearFolds(view.x, assign_folds(y), 5, 4)
+    models = [Linear(*one) for one in fitted.each(fitted.fit(linear.compensated(y, 0.5), 1e-2))]
+    found = predict_rows(View("view", view.x), {"linear": [models]}, fitted.folds[None])["linear"]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.shares_memory(view.x, x)
+    assert (found.argmax(1) == y).mean() > 0.95
+    assert peak < 0.8 * x.nbytes  # all that numpy took; each copy of the features would be 1
+
+
+def test_a_large_file_is_mapped(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    y = rng.integers(3, size=200)
+    x = (3 * rng.standard_normal((3, 6))[y] + rng.standard_normal((200, 6))).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    monkeypatch.setattr(arrays, "MAPPED", 0)
+    for data in (str(tmp_path / "x.npy"), np.load(tmp_path / "x.npy", mmap_mode="r")):
+        found = read(data, y, None, {})
+        assert not found.x.flags.owndata
+        assert not found.x.flags.writeable
+        np.testing.assert_array_equal(found.x, x)
+    found = audit(str(tmp_path / "x.npy"), labels=y)
+    assert len(found) == 200
+    assert not found.data.x.flags.owndata
+    (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-40])
+    with pytest.raises(InputError, match="damaged"):
+        arrays.read_npz(tmp_path / "x.npy")
+
+
+def test_numbers_that_are_not_finite_are_found_in_any_block():
+    x = np.zeros((50, 3), np.float32)
+    assert len(arrays.not_finite(x, block=7)) == 0
+    x[[0, 33, 49], 1] = np.nan, np.inf, -np.inf
+    assert arrays.not_finite(x, block=7).tolist() == [0, 33, 49]
+    with pytest.raises(InputError, match="in 3 rows, the first 0"):
+        from_arrays(x, np.zeros(50))

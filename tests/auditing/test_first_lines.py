@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from test_review_round_trip import write_table
 
 import compensate
 from compensate.auditing.api import audit, audit_probabilities
@@ -13,8 +16,8 @@ from compensate.auditing.chunks import open_chunks
 from compensate.auditing.class_names import same_name
 from compensate.auditing.request import AuditRequest, run_audit
 from compensate.auditing.source import read
-from compensate.cli import options
-from compensate.cli.audit import describe_data, similar_class_names
+from compensate.cli import audit as command
+from compensate.cli.audit import describe_data
 from compensate.data import Splits, from_arrays
 from compensate.errors import InputError
 
@@ -32,36 +35,17 @@ def frame(**columns) -> pd.DataFrame:
 # Rows that are left out -------------------------------------------------------------------------------------------
 
 
-def parted_csv(at):
-    frame(split=PARTS).to_csv(at / "t.csv", index=False)
-    return at / "t.csv"
-
-
-def parted_jsonl(at):
-    frame(split=PARTS).to_json(at / "t.jsonl", orient="records", lines=True)
-    return at / "t.jsonl"
-
-
-def parted_parquet(at):
-    frame(split=PARTS).to_parquet(at / "t.parquet")
-    return at / "t.parquet"
-
-
-def parted_excel(at):
-    pytest.importorskip("openpyxl")
-    frame(split=PARTS).to_excel(at / "t.xlsx", index=False)
-    return at / "t.xlsx"
-
-
-def parted_frame(at):
-    return frame(split=PARTS)
+def written(table: pd.DataFrame, at, way: str):
+    """The table in a file of this format; the table itself for "frame"."""
+    if way == "frame":
+        return table
+    write_table(table, at / f"t.{way}")
+    return at / f"t.{way}"
 
 
 def parted_sets(at):
     table = frame(split=PARTS).drop(columns="label")
-    table["labels"] = [["a;b", "b", "a", "c;a"][i % 4] for i in range(N)]
-    table.to_csv(at / "t.csv", index=False)
-    return at / "t.csv"
+    return written(table.assign(labels=["a;b", "b", "a", "c;a"] * (N // 4)), at, "csv")
 
 
 def parted_folder(at):
@@ -96,11 +80,10 @@ def splits(at):
 
 
 PARTED = {
-    "csv": (parted_csv, {"test": 12, "validation": 12}),
-    "jsonl": (parted_jsonl, {"test": 12, "validation": 12}),
-    "parquet": (parted_parquet, {"test": 12, "validation": 12}),
-    "excel": (parted_excel, {"test": 12, "validation": 12}),
-    "frame": (parted_frame, {"test": 12, "validation": 12}),
+    **{
+        way: (lambda at, way=way: written(frame(split=PARTS), at, way), {"test": 12, "validation": 12})
+        for way in ("csv", "jsonl", "parquet", "xlsx", "frame")
+    },
     "label sets": (parted_sets, {"test": 12, "validation": 12}),
     "folder": (parted_folder, {"test": 12, "val": 12}),
     "npz": (parted_npz, {"test": 12}),
@@ -134,7 +117,7 @@ def test_all_rows_are_audited_on_demand(tmp_path, name):
 
 
 def test_rows_in_pieces_are_all_of_them_on_demand(tmp_path):
-    path = parted_parquet(tmp_path)
+    path = written(frame(split=PARTS), tmp_path, "parquet")
     with pytest.raises(InputError, match="--split all"):
         open_chunks(path, None, {})
     assert len(open_chunks(path, None, {"split": "all"})) == N
@@ -177,16 +160,7 @@ def labeled_by(values) -> pd.DataFrame:
 def test_a_class_named_na_is_told_from_a_missing_label(tmp_path, name, way):
     values, cell, is_class = MISSING_CASES[name]
     table = labeled_by(values)
-    data = table
-    if way == "csv":
-        table.to_csv(tmp_path / "t.csv", index=False)
-        data = tmp_path / "t.csv"
-    elif way == "jsonl":
-        table.to_json(tmp_path / "t.jsonl", orient="records", lines=True)
-        data = tmp_path / "t.jsonl"
-    elif way != "frame":
-        table.to_parquet(tmp_path / "t.parquet")
-        data = tmp_path / "t.parquet"
+    data = written(table, tmp_path, "parquet" if way == "pieces" else way)
     found = open_chunks(data, None, {}) if way == "pieces" else read(data, None, None, {})
     assert (cell in found.classes) == is_class
     rows = (table["label"] == cell).to_numpy()
@@ -213,12 +187,8 @@ def test_an_option_names_the_cells_that_are_missing(tmp_path):
 
 def test_a_class_named_na_is_judged_corrected_and_checked(tmp_path):
     kind = np.arange(120) % 3
-    table = pd.DataFrame(
-        {
-            "size": (np.random.default_rng(1).normal(size=120) + 9 * kind).round(2),
-            "label": np.array(["DE", "NA", "FR"])[kind],
-        }
-    )
+    size = (np.random.default_rng(1).normal(size=120) + 9 * kind).round(2)
+    table = pd.DataFrame({"size": size, "label": np.array(["DE", "NA", "FR"])[kind]})
     table.loc[[3, 4], "label"] = ["NA", "DE"]
     table.to_csv(tmp_path / "t.csv", index=False)
     found = compensate.audit(tmp_path / "t.csv")
@@ -254,10 +224,8 @@ def spelled(n: int = 160) -> pd.DataFrame:
 def test_spellings_of_one_name_are_known():
     for a in SPELLINGS:
         for b in SPELLINGS:
-            assert same_name(a, b) == (a[0].lower() == b[0].lower() and len(a.strip()) // 4 == len(b.strip()) // 4), (
-                a,
-                b,
-            )
+            same = a[0].lower() == b[0].lower() and len(a.strip()) // 4 == len(b.strip()) // 4
+            assert same_name(a, b) == same, (a, b)
     assert not same_name("A", "a"), "two classes, perhaps"
     assert not same_name("biling", "billing"), "a slip and no spelling"
 
@@ -322,15 +290,12 @@ def test_merged_labels_are_judged_corrected_and_checked(tmp_path):
 
 def test_a_person_at_a_terminal_is_asked_whether_to_merge(tmp_path, monkeypatch):
     spelled().to_csv(tmp_path / "t.csv", index=False)
-    monkeypatch.setattr(options, "at_terminal", lambda: True)
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
     asked = []
-    monkeypatch.setattr(options.Confirm, "ask", lambda text, **_: asked.append(text) or True)
+    monkeypatch.setattr(command.Confirm, "ask", lambda text, **_: asked.append(text) or True)
     monkeypatch.chdir(tmp_path)
-    found, _ = run_audit(
-        AuditRequest(data="t.csv", only="labels"),
-        audit,
-        ask_merge=lambda data: options.ask_merge(similar_class_names(data)),
-    )
+    found, _ = run_audit(AuditRequest(data="t.csv", only="labels"), audit, ask_merge=command.ask_merge)
     assert found.classes == ("caf\u00e9 au lait", "cat", "dog")
     assert '"Cat"' in asked[0]
 

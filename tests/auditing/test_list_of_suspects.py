@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from compensate.auditing.content import MAX_CELL, sample_content
-from compensate.auditing.result import WRITTEN, Audit
+from compensate.auditing.result import Audit
 from compensate.data.dataset import Estimate, Source
 from compensate.data.tables import from_frame
 
@@ -51,13 +51,6 @@ def test_flagged_rows_say_what_a_loop_over_rows_would(tmp_path):
                 assert said == "'=1+1"
             else:
                 assert said == " ".join(value[:MAX_CELL].split()) or (len(said) == MAX_CELL and said[-1] == "…")
-
-
-def test_a_list_longer_than_what_is_written_at_once_is_whole(tmp_path):
-    audit = found(table(WRITTEN + 7), np.linspace(0.9, 0.02, WRITTEN + 7))
-    read = pd.read_csv(audit.write_suspects(tmp_path / "suspects.csv"))
-    assert read["index"].tolist() == list(range(WRITTEN + 7))
-    np.testing.assert_allclose(read["p_error"], audit.p_error, rtol=1e-5)
 
 
 def test_names_of_columns_hold_no_formulas(tmp_path):

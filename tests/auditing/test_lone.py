@@ -65,13 +65,10 @@ def test_the_last_row_of_a_class_stays_once_the_others_are_decided(tickets: pd.D
 
 
 def test_in_pieces_they_are_judged_as_in_the_whole(tickets: pd.DataFrame, found: Audit) -> None:
-    pytest.importorskip("pyarrow")
     pieces = audit(tickets, encoder="none", memory="2GB")
-    assert pieces.index.tolist() == found.index.tolist()
-    assert pieces.given.tolist() == found.given.tolist()
-    assert pieces.suggested.tolist() == found.suggested.tolist()
+    for name in ("index", "given", "suggested"):
+        assert getattr(pieces, name).tolist() == getattr(found, name).tolist()
     np.testing.assert_allclose(pieces.log_odds, found.log_odds, atol=1e-4)
-    assert pieces.noise_rate.value == pytest.approx(found.noise_rate.value, abs=1e-6)
     assert pieces.config["agreement"] == found.config["agreement"]
 
 
@@ -85,28 +82,19 @@ def test_classes_with_nearly_the_same_name_are_an_issue(found: Audit) -> None:
     assert "3 pairs of classes with nearly the same name" in summary(found.issues)
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ("Billing", "billing"), ("not spam", "Not_Spam"), ("e-mail", "email"), ("covid-19", "COVID 19"), ("Spam.", "spam"),
-        ("shiping", "shipping"), ("postiive", "positive"), ("positve class", "positive class"), ("sport", "sports"), ("cafés", "Cafés"),
-    ],
-)  # fmt: skip
-def test_names_that_are_nearly_the_same(a: str, b: str) -> None:
-    assert near_names(a, b)
-    assert near_names(b, a)
+SAME = [
+    ("Billing", "billing"), ("not spam", "Not_Spam"), ("e-mail", "email"), ("covid-19", "COVID 19"), ("Spam.", "spam"),
+    ("shiping", "shipping"), ("postiive", "positive"), ("positve class", "positive class"), ("sport", "sports"), ("cafés", "Cafés"),
+]  # fmt: skip
+DIFFERENT = [
+    ("<=50K", ">50K"), ("A+", "A-"), ("-1", "1"), ("B-", "B"), ("c++", "c#"), ("A", "a"), ("cat", "car"), ("item 1", "item 2"),
+    ("type i", "type ii"), ("grade A", "grade B"), ("1-2", "12"), ("abcde", "bcdef"), ("positive", "negative"), ("", " "),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ("<=50K", ">50K"), ("A+", "A-"), ("-1", "1"), ("B-", "B"), ("c++", "c#"), ("A", "a"), ("cat", "car"), ("item 1", "item 2"),
-        ("type i", "type ii"), ("grade A", "grade B"), ("1-2", "12"), ("abcde", "bcdef"), ("positive", "negative"), ("", " "),
-    ],
-)  # fmt: skip
-def test_names_that_tell_classes_apart(a: str, b: str) -> None:
-    assert not near_names(a, b)
-    assert not near_names(b, a)
+@pytest.mark.parametrize(("names", "near"), [*((pair, True) for pair in SAME), *((pair, False) for pair in DIFFERENT)])
+def test_names_that_are_nearly_the_same_and_names_that_tell_classes_apart(names: tuple[str, str], near: bool) -> None:
+    assert near_names(*names) == near_names(*names[::-1]) == near
 
 
 def test_pairs_of_names_are_those_of_a_plain_loop() -> None:

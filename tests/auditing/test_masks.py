@@ -7,44 +7,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from test_review_round_trip import write_masks
 
 from compensate.auditing.api import audit
-from compensate.auditing.apply import apply_corrections
 from compensate.auditing.decisions import Correction
 from compensate.auditing.labels.regions import (
     NEIGHBOR_WEIGHT,
     cell_features,
     pixels_of,
-    read_mask,
+    read_pixels,
     runs_in,
     smooth_over_neighbors,
 )
 from compensate.auditing.noise_model import judge
+from compensate.auditing.result import apply_corrections
 from compensate.errors import InputError
-
-SIDE, COUNT, WRONG = 24, 12, 5
-
-
-def canvases(folder: Path) -> Path:
-    """Bright squares on a dark ground; one mask has half of its square missing."""
-    rng = np.random.default_rng(0)
-    for name in ("images", "masks"):
-        (folder / name).mkdir(parents=True)
-    for k in range(COUNT):
-        mask = np.zeros((SIDE, SIDE), np.uint8)
-        top, left = rng.integers(2, 10, 2)
-        mask[top : top + 12, left : left + 12] = 1
-        picture = np.clip(60 + 130 * mask + rng.normal(0, 10, mask.shape), 0, 255).astype(np.uint8)
-        if k == WRONG:
-            mask[top + 6 :] = 0
-        Image.fromarray(picture).save(folder / "images" / f"{k:02d}.png")
-        Image.fromarray(mask).save(folder / "masks" / f"{k:02d}.png")
-    return folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return canvases(tmp_path_factory.mktemp("masks"))
+    return write_masks(tmp_path_factory.mktemp("masks"))
 
 
 def test_the_missing_half_is_found_and_put_back_and_other_masks_are_the_same_bytes(
@@ -52,16 +34,17 @@ def test_the_missing_half_is_found_and_put_back_and_other_masks_are_the_same_byt
 ) -> None:
     found = audit(folder, encoder="none")
     worst = found.suspects.iloc[0]
-    assert (worst["file"], worst["given"], worst["suggested"]) == ("05.png", "0", "1")
+    assert worst["file"] in ("02.png", "05.png", "09.png")
+    assert (worst["file"], worst["given"], worst["suggested"]) == (f"{worst['index']:02d}.png", "0", "1")
     assert 50 <= worst["pixels"] <= 90
-    assert worst["index"] == WRONG
     decided = [c for c in found.accepted(0.5) if c.part == found.part(int(found.log_odds.argmax()))]
     done = found.apply(decided, tmp_path / "fixed")
     assert (done.changed, done.checked) == (1, True)
     for path in sorted((folder / "masks").iterdir()):
         same = path.read_bytes() == (tmp_path / "fixed" / path.name).read_bytes()
-        assert same == (path.name != "05.png")
-    assert int(read_mask(tmp_path / "fixed" / "05.png").sum()) > 1.5 * int(read_mask(folder / "masks" / "05.png").sum())
+        assert same == (path.name != worst["file"])
+    after, before = (read_pixels(top / worst["file"]).sum() for top in (tmp_path / "fixed", folder / "masks"))
+    assert after > 1.5 * before
     found.report(tmp_path / "page.html")
     assert "image" in (tmp_path / "page.html").read_text()
 
@@ -131,18 +114,15 @@ def test_a_cell_is_judged_together_with_those_around_it() -> None:
 
 
 def test_malformed_masks_are_refused_with_the_file(tmp_path: Path) -> None:
-    canvases(tmp_path / "a")
-    masks = tmp_path / "a" / "masks"
-    Image.fromarray(np.zeros((5, 5), np.uint8)).save(masks / "00.png")
-    with pytest.raises(InputError, match=r"00\.png has 5 x 5 pixels"):
-        audit(tmp_path / "a")
-    Image.fromarray(np.zeros((SIDE, SIDE, 3), np.uint8)).save(masks / "00.png")
-    with pytest.raises(InputError, match="mode RGB"):
-        audit(tmp_path / "a")
+    folder = write_masks(tmp_path)
+    masks = folder / "masks"
+    for pixels, said in (((5, 5), r"00\.png has 5 x 5 pixels"), ((24, 24, 3), "mode RGB")):
+        Image.fromarray(np.zeros(pixels, np.uint8)).save(masks / "00.png")
+        with pytest.raises(InputError, match=said):
+            audit(folder)
     (masks / "00.png").write_bytes(b"no image")
     with pytest.raises(InputError, match="cannot be read as a mask"):
-        audit(tmp_path / "a")
-    (masks / "00.png").unlink()
-    Image.fromarray(np.zeros((5, 5), np.uint8)).save(masks / "other.png")
+        audit(folder)
+    (masks / "00.png").rename(masks / "other.png")
     with pytest.raises(InputError, match="no image of that name"):
-        audit(tmp_path / "a" / "images", masks)
+        audit(folder / "images", masks)

@@ -58,7 +58,7 @@ def test_right_labels_are_not_flagged(sure):
     found = judge(log_q, true)
     assert (found.p_error >= 2 / 3).mean() <= 0.01
     assert found.share.low == 0
-    assert not found.by_chance
+    assert not found.model.by_chance
 
 
 @pytest.mark.parametrize("rare", [0.02, 0.05, 0.15])
@@ -71,7 +71,7 @@ def test_right_labels_of_a_rare_class_that_is_hard_to_tell_are_not_taken_for_err
     for sharpened in (0.8, 1.0):
         log_q = np.stack([-np.logaddexp(0, sharpened * odds), -np.logaddexp(0, -sharpened * odds)], 1)
         verdict = judge(log_q, labels)
-        assert not verdict.by_chance
+        assert not verdict.model.by_chance
         assert (verdict.p_error > 2 / 3).mean() <= 0.02
         assert verdict.share.low == 0
         assert verdict.share.value <= rare + 0.05
@@ -91,18 +91,11 @@ def test_many_classes_of_few_rows_that_are_hard_to_tell_are_not_taken_for_errors
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_said_of_given_labels_are_distributions_in_which_most_of_a_class_is_right(seed):
+def test_most_labels_of_a_class_are_right(seed):
     rng = np.random.default_rng(seed)
     log_q, true = posterior(3, size=1000, sure=2.0, seed=seed)
     found = judge(log_q, np.where(rng.random(1000) < 0.3, 0, true)).model
-    rates = found.share * found.directions
-    assert (rates.sum(1) <= 0.5 + 1e-9).all()
-    # The posterior of an error times the probability of the label is the joint one; it must add up over labels.
-    total = np.zeros(1000)
-    q = np.exp(log_softmax(found.sharpness * log_q, 1))
-    for j in range(3):
-        total += (1 - rates[j].sum()) * q[:, j] + q @ rates[:, j]
-    np.testing.assert_allclose(total, 1)
+    assert (found.share * found.directions.sum(1) <= 0.5 + 1e-9).all()
 
 
 def test_a_model_that_is_too_unsure_is_sharpened():
@@ -116,7 +109,7 @@ def test_a_model_that_is_too_unsure_is_sharpened():
 def test_labels_that_are_predicted_by_chance_are_known_as_such():
     rng = np.random.default_rng(0)
     log_q = log_softmax(0.05 * rng.normal(size=(1000, 3)), 1)
-    assert judge(log_q, rng.integers(3, size=1000)).by_chance
+    assert judge(log_q, rng.integers(3, size=1000)).model.by_chance
 
 
 def test_learned_directions_tell_which_of_two_doubtful_labels_is_wrong():
@@ -159,8 +152,7 @@ def test_renaming_the_classes_renames_the_answer():
 
 def test_the_weight_of_a_learner_follows_what_it_knows():
     log_q, true = posterior()
-    rng = np.random.default_rng(1)
-    blind = log_softmax(rng.normal(size=log_q.shape), 1)
+    blind = log_softmax(np.random.default_rng(1).normal(size=log_q.shape), 1)
     pooled, weights = pool({"good": log_q, "blind": blind}, true)
     assert weights["good"] > 0.9
     assert sum(shares(weights).values()) == pytest.approx(1)
@@ -169,15 +161,12 @@ def test_the_weight_of_a_learner_follows_what_it_knows():
 
 
 def test_equal_learners_weigh_the_same_and_rows_without_a_label_count_nothing():
-    log_q, true = posterior(size=500)
-    labels = true.copy()
+    log_q, labels = posterior(size=500)
     labels[::5] = -1
-    pooled, weights = pool({"a": log_q, "b": log_q}, labels)
+    weights = pool({"a": log_q, "b": log_q}, labels)[1]
     assert shares(weights) == pytest.approx({"a": 0.5, "b": 0.5}, abs=1e-3)
-    other = labels.copy()
     shifted = np.where(labels[:, None] < 0, np.roll(log_q, 1, 1), log_q)
-    assert pool({"a": shifted, "b": shifted}, other)[1] == pytest.approx(weights)
-    assert pooled.shape == log_q.shape
+    assert pool({"a": shifted, "b": shifted}, labels)[1] == pytest.approx(weights)
 
 
 def test_two_halves_of_the_evidence_add_up():

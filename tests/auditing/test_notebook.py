@@ -15,7 +15,7 @@ import pytest
 
 import compensate
 from compensate.auditing.api import audit
-from compensate.markup import escape
+from compensate.extras import escape
 from compensate.training.comparison import Comparison, Row
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "audit.ipynb"

@@ -7,10 +7,9 @@ import pytest
 from review_pages import class_count
 from scipy.stats import fisher_exact
 
-from compensate.auditing.page.data import exceeds, lopsided, unreliable
+from compensate.auditing.page import exceeds, lopsided, unreliable
 
 SHARP, OPEN = (0.04, 0.06), (0.01, 0.25)
-NONE = {"classes": [], "worst": False, "wrong": False}
 
 
 def drawn(rng: np.random.Generator, classes: int, rows: int, rates: np.ndarray) -> list[tuple[str, int, int, float]]:
@@ -36,36 +35,19 @@ def test_classes_that_are_equally_reliable_are_rarely_called_unreliable(classes:
     assert np.mean(claims) <= 0.05
 
 
-def test_a_class_that_is_unreliable_is_named() -> None:
-    rates = np.full(10, 0.04)
-    rates[3] = 0.15
-    found = unreliable(drawn(np.random.default_rng(0), 10, 500, rates), *SHARP)
-    assert found == {"classes": ["class 3"], "worst": True, "wrong": True}
-
-
-def test_an_open_interval_allows_no_claim_about_errors() -> None:
-    counts = drawn(np.random.default_rng(0), 2, 2000, np.array([0.4, 0.2]))
-    assert unreliable(counts, *SHARP)["wrong"]
-    assert unreliable(counts, *OPEN) == {"classes": ["class 0"], "worst": True, "wrong": False}
-
-
-def test_more_flags_without_more_expected_errors_are_no_unreliable_class() -> None:
-    counts = [class_count("hard", 1000, 200, 55.0), class_count("easy", 1000, 60, 50.0)]
-    assert unreliable(counts, *SHARP) == {"classes": ["hard"], "worst": True, "wrong": False}
-
-
-def test_a_small_class_with_one_flag_says_nothing() -> None:
-    counts = [class_count("rare", 3, 1), *(class_count(f"class {c}", 400, 16) for c in range(9))]
-    assert unreliable(counts, *SHARP) == NONE
-
-
-def test_classes_without_rows_and_single_classes_are_passed_over() -> None:
-    assert unreliable([], *SHARP) == unreliable([class_count("a", 0, 0), class_count("b", 9, 9)], *SHARP) == NONE
-
-
-def test_the_worst_of_two_bad_classes_is_not_singled_out() -> None:
-    counts = [class_count("a", 500, 80), class_count("b", 500, 78), *(class_count(f"{c}", 500, 15) for c in range(8))]
-    assert unreliable(counts, *SHARP) == {"classes": ["a", "b"], "worst": False, "wrong": True}
+def test_claims_follow_the_counts_and_the_interval() -> None:
+    few = [class_count("rare", 3, 1), *(class_count(f"class {c}", 400, 16) for c in range(9))]
+    hard = [class_count("hard", 1000, 200, 55.0), class_count("easy", 1000, 60, 50.0)]
+    two = [class_count("a", 500, 80), class_count("b", 500, 78), *(class_count(f"{c}", 500, 15) for c in range(8))]
+    for counts in ([], few, [class_count("a", 0, 0), class_count("b", 9, 9)]):
+        assert unreliable(counts, *SHARP) == {"classes": [], "worst": False, "wrong": False}
+    assert unreliable(hard, *SHARP) == {"classes": ["hard"], "worst": True, "wrong": False}
+    assert unreliable(two, *SHARP) == {"classes": ["a", "b"], "worst": False, "wrong": True}
+    one = drawn(np.random.default_rng(0), 10, 500, np.where(np.arange(10) == 3, 0.15, 0.04))
+    assert unreliable(one, *SHARP) == {"classes": ["class 3"], "worst": True, "wrong": True}
+    first = drawn(np.random.default_rng(0), 2, 2000, np.array([0.4, 0.2]))
+    assert unreliable(first, *SHARP)["wrong"]
+    assert unreliable(first, *OPEN) == {"classes": ["class 0"], "worst": True, "wrong": False}
 
 
 def test_one_direction_is_more_frequent_only_beyond_chance() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,8 +17,7 @@ from PIL import Image
 from review_pages import Item, Page
 
 from compensate.auditing.content import Content, embedded_image, thumbnail
-from compensate.auditing.page import SCRIPTS, STYLES, payload, render_page, write_page
-from compensate.auditing.page.data import TEXT_LIMITS, to_json
+from compensate.auditing.page import SCRIPTS, STYLES, TEXT_LIMITS, payload, render_page, to_json, write_page
 from compensate.data.dataset import Estimate
 
 HOSTILE = "</script><!-- {{ 7*7 }} {% x %} --><img src=x onerror=alert(1)>&lt;\u2028\u2029\ud800\x00\u202e"
@@ -25,17 +25,8 @@ HOSTILE = "</script><!-- {{ 7*7 }} {% x %} --><img src=x onerror=alert(1)>&lt;\u
 
 def page(text: str = "x", **changes: object) -> dict[str, object]:
     item = Item(3, text, "y", 1.0, 0.9, True, Content(text=text, fields=((text, text),)), id=text)
-    values: dict[str, object] = {
-        "title": text,
-        "kind": "text",
-        "classes": (text, "y"),
-        "rows": 9,
-        "items": (item,),
-        "noise": Estimate(0.1, 0.0, 0.2),
-        "command": text,
-        "notes": (text,),
-    }
-    return Page(**{**values, **changes}).data()  # type: ignore[arg-type]
+    made = Page(text, "text", (text, "y"), 9, (item,), Estimate(0.1, 0.0, 0.2), command=text, notes=(text,))
+    return replace(made, **changes).data()
 
 
 class Elements(HTMLParser):

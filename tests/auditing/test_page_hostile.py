@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from review_pages import Example, Item, Page, class_count
 
-from compensate.auditing.apply import apply_corrections
 from compensate.auditing.content import Content
 from compensate.auditing.decisions import read_corrections
+from compensate.auditing.result import apply_corrections
 from compensate.data.dataset import Estimate
 
 pytestmark = pytest.mark.slow
@@ -37,31 +37,16 @@ HUGE = "w" * 1_000_000
 def hostile_page(classes: tuple[str, ...]) -> Page:
     items = tuple(
         Item(
-            i,
-            text,
-            classes[(i + 1) % len(classes)],
-            1.0,
-            0.99 - i / 100,
-            True,
-            Content(text=text + " text", fields=((text, text),)),
-            id=text,
-            like_given=(1000 + i,),
-            like_suggested=(1000 + i,),
+            i, text, classes[(i + 1) % len(classes)], 1.0, 0.99 - i / 100, True, Content(text=text + " text", fields=((text, text),)),
+            id=text, like_given=(1000 + i,), like_suggested=(1000 + i,),
         )
         for i, text in enumerate(classes)
-    )
+    )  # fmt: skip
     return Page(
-        classes[1],
-        "text",
-        classes,
-        100,
-        items,
-        Estimate(0.1, 0.05, 0.2),
+        classes[1], "text", classes, 100, items, Estimate(0.1, 0.05, 0.2), command=classes[0], notes=classes,
         examples=tuple(Example(1000 + i, text, Content(text=text), id=text) for i, text in enumerate(classes)),
         per_class=tuple(class_count(text, 10, 1) for text in classes),
-        command=classes[0],
-        notes=classes,
-    )
+    )  # fmt: skip
 
 
 def test_nothing_runs_and_everything_is_shown_as_text(open_page: Callable[..., Any], tmp_path: Path) -> None:

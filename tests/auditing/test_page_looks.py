@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from review_pages import Example, Item, Page, class_count, curve, histogram, png, texts_page
+from review_pages import CLASSES, Example, Item, Page, class_count, curve, histogram, png, texts_page
 
 from compensate.auditing.content import Content
 from compensate.data.dataset import Estimate
 
 pytestmark = pytest.mark.slow
-
-CLASSES = ("bird", "cat", "dog")
 
 
 def full_page(kind: str, classes: tuple[str, ...] = CLASSES, n: int = 30) -> Page:
@@ -29,38 +27,20 @@ def full_page(kind: str, classes: tuple[str, ...] = CLASSES, n: int = 30) -> Pag
 
     c = len(classes)
     items = tuple(
-        Item(
-            i,
-            classes[i % c],
-            classes[(i + 1 + i % 2) % c],
-            1.0,
-            0.99 - i / n,
-            True,
-            content(i),
-            f"id {i}",
-            (900,),
-            (901,),
-        )
+        Item(i, classes[i % c], classes[(i + 1 + i % 2) % c], 1.0, 0.99 - i / n, True, content(i), f"id {i}", (900,), (901,))
         for i in range(n)
-    )
+    )  # fmt: skip
     values = (0.5, 0.7, 0.9, 0.95)
+    title = "a-data-set-with-a-long-name-of-its-own.csv"
     return Page(
-        "a-data-set-with-a-long-name-of-its-own.csv",
-        kind,
-        classes,
-        1000,
-        items,
-        Estimate(0.052, 0.046, 0.059),
-        0.93,
-        0.5,
+        title, kind, classes, 1000, items, Estimate(0.052, 0.046, 0.059), 0.93, 0.5,
         (Example(900, classes[0], content(3)), Example(901, classes[1], content(4))),
         per_class=tuple(class_count(name, 100, i) for i, name in enumerate(classes)),
         scores=histogram((0.0, 1.0, 2.0, 3.0), (9000, 20, 60), (0, 5, 60), 1.5),
-        compensations=histogram((0.0, 1.0, 2.0), (12_000, 60)),
         curves=(curve("accuracy", "robust", values), curve("accuracy", "plain", values[::-1])),
-        command="compensate apply a-data-set-with-a-long-name-of-its-own.csv corrections.csv -o fixed.csv",
+        command=f"compensate apply {title} corrections.csv -o fixed.csv",
         notes=("3 images cannot be read and are left out.",),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["image", "text", "table"])
@@ -137,10 +117,13 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_ground(open_page: Callable[..., Any], scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "ground"), [("light", "rgb(247, 247, 245)"), ("dark", "rgb(19, 20, 23)")])
+def test_text_stands_out_from_the_ground_of_the_preferred_scheme(
+    open_page: Callable[..., Any], scheme: str, ground: str
+) -> None:
     page = full_page("text", tuple("abcdef"), 60)
     tab = open_page(page, "overview", color_scheme=scheme)
+    assert tab.evaluate("() => getComputedStyle(document.documentElement).backgroundColor") == ground
     seen, poor = tab.evaluate(CONTRAST)
     assert seen > 60
     assert poor == []
@@ -156,14 +139,6 @@ def test_text_stands_out_from_its_ground(open_page: Callable[..., Any], scheme: 
         seen, poor = tab.evaluate(CONTRAST)
         assert poor == []
         tab.keyboard.press("Escape")
-
-
-def test_light_and_dark_follow_the_preference(open_page: Callable[..., Any]) -> None:
-    grounds = {}
-    for scheme in ("light", "dark"):
-        tab = open_page(texts_page(["cat"], classes=CLASSES), color_scheme=scheme)
-        grounds[scheme] = tab.evaluate("() => getComputedStyle(document.documentElement).backgroundColor")
-    assert grounds == {"light": "rgb(247, 247, 245)", "dark": "rgb(19, 20, 23)"}
 
 
 def test_nothing_moves_when_asked(open_page: Callable[..., Any]) -> None:
@@ -230,28 +205,11 @@ def test_nothing_flagged_shows_the_least_certain(open_page: Callable[..., Any]) 
     assert tab.inner_text(".position") == "1 of 20"
 
 
-def test_no_items_at_all(open_page: Callable[..., Any]) -> None:
-    tab = open_page(Page("clean.csv", "text", CLASSES, 100, (), Estimate(0.0, 0.0, 0.01)), "overview")
-    assert tab.inner_text(".fact") == "Nothing to review"
-    tab.goto(tab.url.replace("#overview", "#review"))
-    assert tab.inner_text(".end-state h2") == "Nothing to review"
-    assert tab.is_disabled("button.export")
-
-
-def test_one_pair_only(open_page: Callable[..., Any]) -> None:
-    tab = open_page(texts_page(["cat"] * 4, classes=CLASSES), "overview")
-    assert tab.locator(".pair").count() == 1
-    assert "Every flagged row is cat that looks like dog." in tab.inner_text(".card >> nth=0")
-
-
 def test_five_hundred_classes_show_the_twenty_largest_pairs(open_page: Callable[..., Any]) -> None:
     names = tuple(f"class {i:03}" for i in range(500))
     pairs = tuple((names[i], names[(i + 1) % 500], 500 - i) for i in range(500))
-    page = replace(
-        texts_page(list(names[:30]), classes=names),
-        pairs=pairs,
-        per_class=tuple(class_count(name, 10, i % 7) for i, name in enumerate(names)),
-    )
+    counts = tuple(class_count(name, 10, i % 7) for i, name in enumerate(names))
+    page = replace(texts_page(list(names[:30]), classes=names), pairs=pairs, per_class=counts)
     tab = open_page(page, "overview")
     assert tab.locator(".pair").count() == 20
     assert "20 most frequent of 500 pairs" in tab.inner_text(".card >> nth=0")
@@ -275,12 +233,8 @@ def test_class_names_of_eighty_characters(open_page: Callable[..., Any], width: 
 
 
 def test_images_that_are_missing_or_broken(open_page: Callable[..., Any]) -> None:
-    contents = (
-        Content(missing="the file cats/7.png cannot be read"),
-        Content(image=png(1)[:20]),
-        Content(image=png(2)),
-        Content(),
-    )
+    missing = Content(missing="the file cats/7.png cannot be read")
+    contents = missing, Content(image=png(1)[:20]), Content(image=png(2)), Content()
     items = tuple(Item(i, "cat", "dog", 1.0, 0.9, True, content) for i, content in enumerate(contents))
     tab = open_page(Page("pets", "image", CLASSES, 9, items, Estimate(0.1, 0.0, 0.2)))
     assert "cats/7.png cannot be read" in tab.inner_text(".stage")
@@ -295,7 +249,15 @@ def test_images_that_are_missing_or_broken(open_page: Callable[..., Any]) -> Non
     assert "nothing to show" in tab.inner_text(".stage")
 
 
-def test_a_row_without_a_label(open_page: Callable[..., Any]) -> None:
+def test_no_items_one_pair_and_a_row_without_a_label(open_page: Callable[..., Any]) -> None:
+    tab = open_page(Page("clean.csv", "text", CLASSES, 100, (), Estimate(0.0, 0.0, 0.01)), "overview")
+    assert tab.inner_text(".fact") == "Nothing to review"
+    tab.goto(tab.url.replace("#overview", "#review"))
+    assert tab.inner_text(".end-state h2") == "Nothing to review"
+    assert tab.is_disabled("button.export")
+    tab = open_page(texts_page(["cat"] * 4, classes=CLASSES), "overview")
+    assert tab.locator(".pair").count() == 1
+    assert "Every flagged row is cat that looks like dog." in tab.inner_text(".card >> nth=0")
     items = (Item(0, "", "dog", 1.0, 0.9, True, Content(text="woof")),)
     tab = open_page(Page("pets", "text", CLASSES, 9, items, Estimate(0.1, 0.0, 0.2)))
     assert tab.inner_text(".choice.keep .choice-label") == "no label"

@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from review_pages import Page, class_count, curve, histogram, planted_audit, planted_regression, texts_page
+from review_pages import CLASSES, Page, class_count, curve, histogram, planted_audit, planted_regression, texts_page
 
 from compensate.auditing.findings import Provenance
 from compensate.auditing.page import page_of
 from compensate.data.dataset import Estimate
 
-CLASSES = ("bird", "cat", "dog")
 SHARP, OPEN = Estimate(0.05, 0.04, 0.06), Estimate(0.05, 0.01, 0.25)
 
 
@@ -98,28 +97,18 @@ def test_an_open_interval_is_explained_and_a_narrow_one_is_not(open_page: Callab
 
 def test_the_page_says_which_models_judged_and_what_may_be_done_with_the_encoder(open_page: Callable[..., Any]) -> None:
     evidence = {
-        "views": (
-            ("words: logcomp", 0.3),
-            ("MiniLM: logcomp", 0.4),
-            ("MiniLM: neighbors", 0.298),
-            ("MiniLM: trees", 0.002),
-        ),
-        "agreement": 0.88,
-        "encoder": "MiniLM",
-        "license": "Apache-2.0",
-        "hint": "An encoder for images helps.",
-    }
+        "views": (("words: logcomp", 0.3), ("MiniLM: logcomp", 0.4), ("MiniLM: neighbors", 0.298), ("MiniLM: trees", 0.002)),
+        "agreement": 0.88, "encoder": "MiniLM", "license": "Apache-2.0", "hint": "An encoder for images helps.",
+    }  # fmt: skip
     told = open_page(small(evidence=evidence), "overview").inner_text(".how").replace("\xa0", " ")
-    assert (
-        "models that had not seen it: MiniLM with LogComp (40 %) and nearest neighbors (30 %) and words with LogComp (30 %)."
-        in told
-    )
+    models = "MiniLM with LogComp (40 %) and nearest neighbors (30 %) and words with LogComp (30 %)."
+    assert f"models that had not seen it: {models}" in told
     assert "They agree with 88 % of the labels. Encoder: MiniLM, license Apache-2.0." in told
     assert told.endswith("An encoder for images helps.")
     assert open_page(small(), "overview").locator(".how").count() == 0
 
 
-def test_an_audit_by_folds_has_a_whole_page_without_curves_and_compensations(open_page: Callable[..., Any]) -> None:
+def test_an_audit_by_folds_has_a_whole_page_without_curves(open_page: Callable[..., Any]) -> None:
     audit, _ = planted_audit(4)
     tab = open_page(page_of(audit), "overview")
     titles = tab.locator(".card h2").all_inner_texts()

@@ -9,28 +9,18 @@ from typing import Any
 import pytest
 from review_pages import Item, Page
 
-from compensate.auditing.apply import apply_corrections
 from compensate.auditing.content import Content
 from compensate.auditing.decisions import read_corrections
+from compensate.auditing.result import apply_corrections
 from compensate.data.dataset import Estimate
 
 pytestmark = pytest.mark.slow
 
 
 def labels_page() -> Page:
-    chips = (("food", True), ("law", False))
+    content = Content(text="a court", chips=(("food", True), ("law", False)), marked=1)
     items = tuple(
-        Item(
-            2 * k + 1,
-            "absent",
-            "present",
-            3.0,
-            0.9,
-            True,
-            Content(text="a court", chips=chips, marked=1),
-            part=f"label {k} law",
-        )
-        for k in range(20)
+        Item(2 * k + 1, "absent", "present", 3.0, 0.9, True, content, part=f"label {k} law") for k in range(20)
     )
     return Page("t.csv", "text", ("absent", "present"), 40, items, Estimate(0.1, 0.0, 0.2))
 
@@ -67,15 +57,13 @@ def test_twenty_decisions_by_keyboard_come_back_with_their_labels(
     assert (tmp_path / "out.csv").read_text().count("food;x;law") == 10
 
 
-def test_the_judged_chip_switches_its_label(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    tab = open_page(labels_page())
-    tab.click(".set-chip.judged")
-    assert [c.decision for c in read_corrections(exported(tab, tmp_path))] == ["accept"]
-
-
-def test_either_choice_names_the_label_that_is_meant(open_page: Callable[..., Any]) -> None:
+def test_either_choice_names_its_label_and_the_judged_chip_switches_it(
+    open_page: Callable[..., Any], tmp_path: Path
+) -> None:
     tab = open_page(labels_page())
     assert [box.split()[-1] for box in tab.locator("button.choice").all_inner_texts()] == ["law", "law"]
+    tab.click(".set-chip.judged")
+    assert [c.decision for c in read_corrections(exported(tab, tmp_path))] == ["accept"]
 
 
 def test_votes_stand_above_the_item(open_page: Callable[..., Any]) -> None:

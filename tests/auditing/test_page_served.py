@@ -2,51 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from review_pages import texts_page
+from review_pages import CLASSES, made_run, texts_page
 
 from compensate.auditing.decisions import run_decisions
-from compensate.auditing.page import write_page
-from compensate.auditing.server import Review, ReviewServer
+from compensate.auditing.server import ReviewServer
 
 pytestmark = pytest.mark.slow
-
-CLASSES = ("bird", "cat", "dog")
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., ReviewServer]]:
-    started: list[tuple[ReviewServer, threading.Thread]] = []
-
-    def start(name: str = "run", port: int = 0, token: str | None = None, again: Any = None) -> ReviewServer:
-        folder = tmp_path / name
-        if not folder.exists():
-            folder.mkdir()
-            write_page(
-                texts_page([CLASSES[row % 3] for row in range(30)], classes=CLASSES).data(), folder / "report.html"
-            )
-        server = ReviewServer(Review(folder), port=port, token=token, again=again)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        started.append((server, thread))
-        return server
-
-    yield start
-    for server, thread in started:
-        stop(server, thread)
-
-
-def stop(server: ReviewServer, thread: threading.Thread | None = None) -> None:
-    server.shutdown()
-    server.server_close()
-    if thread is not None:
-        thread.join(10)
 
 
 @pytest.fixture
@@ -108,7 +75,8 @@ def test_decisions_without_a_server_are_kept_and_sent_when_it_is_back(
     tab = open_tab(server)
     tab.keyboard.press("a")
     until(tab, "1 of 30 decided · saved")
-    stop(server)
+    server.shutdown()
+    server.server_close()
     tab.keyboard.press("k")
     until(tab, "2 of 30 decided · not saved")
     assert "Not saved yet: 1 decision" in tab.inner_text(".notice")
@@ -139,13 +107,10 @@ def test_finishing_names_the_command_and_audits_again(
     def again(run: Path, told: Callable[[str], None]) -> Path:
         told("fitting 1 of 2")
         asked.append(run)
-        folder = tmp_path / "second"
-        folder.mkdir()
         page = texts_page([CLASSES[row % 3] for row in range(9)], classes=CLASSES)
         items = tuple(replace(item, new=item.index < 4) for item in page.items)
         since = {"corrected": 3, "confirmed": 1, "new": 4, "gone": [11, 12], "allGone": 2}
-        write_page(replace(page, items=items, since=since).data(), folder / "report.html")
-        return folder
+        return made_run(tmp_path / "second", 9, items=items, since=since)
 
     server = serve(again=again)
     tab = open_tab(server)

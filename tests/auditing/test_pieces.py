@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,18 +21,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import test_review_round_trip as round_trip
+from commands import run
 from scipy.stats import spearmanr
-from typer.testing import CliRunner
 
 from compensate import audit
-from compensate.auditing import api, chunks
-from compensate.auditing import ray as cluster_room
+from compensate.auditing import api, chunks, execution
 from compensate.auditing.annotators import audit_votes, wide_votes
-from compensate.auditing.execution import Local
-from compensate.auditing.learners import View, fit_view
-from compensate.auditing.ray import Cluster
+from compensate.auditing.execution import Cluster, Execution
+from compensate.auditing.learners import View, judge_view
 from compensate.auditing.result import Audit
-from compensate.cli import app
 from compensate.data.dataset import Dataset
 from compensate.errors import InputError
 
@@ -95,14 +93,7 @@ def assert_same(found: Audit, whole: Audit) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of label in a format.
-
-    Attributes:
-        name: of both.
-        write: makes the data in a folder.
-        options: of the audit; ``{folder}`` stands for the folder of the data.
-        refused: what is said where it cannot be audited in pieces.
-    """
+    """A kind of label in a format, which `write` makes in a folder; ``{folder}`` in options stands for it. `refused` is the error in pieces."""
 
     name: str
     write: Callable[[Path], Path]
@@ -166,7 +157,7 @@ KINDS = [
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
 @pytest.mark.filterwarnings("ignore:1 images cannot be read")
 @pytest.mark.parametrize("how", [{"memory": "4GB"}, {"backend": "ray"}], ids=["memory", "ray"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -185,15 +176,13 @@ def test_every_kind_of_label_in_pieces_is_audited_as_the_whole_or_refused(
     assert_same(kind.audit(data, **how), whole)
 
 
+PLACES = [(0, 100), (100, 100), (200, 30), (230, 90), (320, 80)]
+"""First row and number of rows of each piece of the table."""
+
+
 def test_rows_are_numbered_through_the_footers(table: Path) -> None:
     source = chunks.open_chunks(table, None, {})
-    assert [(piece.start, piece.rows) for piece in source.pieces] == [
-        (0, 100),
-        (100, 100),
-        (200, 30),
-        (230, 90),
-        (320, 80),
-    ]
+    assert [(piece.start, piece.rows) for piece in source.pieces] == PLACES
     read = pd.concat([pd.read_parquet(file) for file in sorted(table.iterdir())], ignore_index=True)
     rows = np.array([3, 99, 100, 229, 230, 399])
     pd.testing.assert_frame_equal(source.subset(rows).raw, read.iloc[rows].reset_index(drop=True))
@@ -203,8 +192,7 @@ def test_a_table_in_pieces_is_audited_as_the_whole_table(table: Path, audited: A
     found = audit(str(table), memory="4GB")
     assert_same(found, audited)
     assert "in chunks" in found.notes[-1]
-    again = Audit.load(found.save(tmp_path / "saved"))
-    assert again.config["rows"] == len(audited)
+    assert Audit.load(found.save(tmp_path / "saved")).config["rows"] == len(audited)
 
 
 def test_a_piece_of_data_in_memory_that_is_sent_has_its_own_rows_and_its_place() -> None:
@@ -225,21 +213,10 @@ def test_how_a_file_was_read_is_kept_as_of_the_whole(tmp_path: Path) -> None:
     assert found.reading["encoding"] == audit(path, encoding="latin-1").reading["encoding"] == "latin-1"
 
 
-def test_texts_and_arrays_in_pieces_are_audited_as_the_whole(tmp_path: Path) -> None:
-    x, y = made()
-    np.save(tmp_path / "x.npy", x)
-    assert_same(audit(str(tmp_path / "x.npy"), labels=y, memory="4GB"), audit(str(tmp_path / "x.npy"), labels=y))
-    rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice([f"w{c}{k}" for k in range(8)] + [f"v{k}" for k in range(9)], size=6)) for c in y]
-    np.testing.assert_array_equal(y, made()[1])
-    whole = audit(texts, y, encoder="none")
-    assert_same(audit(texts, y, encoder="none", memory="4GB"), whole)
-
-
 def test_learners_fitted_on_a_part_rank_the_rows_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = made(3000)
     np.save(tmp_path / "x.npy", x)
-    monkeypatch.setattr(api, "_feature_room", lambda memory, rows: 0)
+    monkeypatch.setattr(api, "FEATURE_SHARE", 0)
     found = audit(str(tmp_path / "x.npy"), labels=y, memory="4GB")
     assert found.config["fitted_rows"] == 1000
     assert "1,000 of 3,000 rows" in found.notes[-1]
@@ -261,15 +238,12 @@ def test_an_interrupted_audit_goes_on_with_the_next_piece(table: Path, audited: 
     found = audit(str(table), memory="4GB", run_folder=kept, resume=True, progress=lambda *args: told.append(args))
     assert {part: part.stat().st_mtime_ns for part in parts} == before
     assert [done for stage, done, _ in told if stage == "judging"] == [3, 4, 5]
-    assert not [stage for stage, *_ in told if stage == "reading"]
     assert_same(found, audited)
 
 
 def test_the_command_writes_all_rows_as_partitions(table: Path, audited: Audit, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    asked = ["audit", str(table), "--memory", "4GB", "--out", str(out)]
-    said = CliRunner().invoke(app, asked, catch_exceptions=False).output
-    assert "suspects/*.parquet" in " ".join(said.split())
+    assert "suspects/*.parquet" in run("audit", table, "--memory", "4GB", "--out", out)
     rows = pd.read_parquet(out / "suspects")
     assert rows["index"].tolist() == list(range(400))
     np.testing.assert_allclose(rows["score"][audited.index], audited.log_odds, atol=SAME)
@@ -293,9 +267,10 @@ def test_what_an_interrupted_audit_finished_is_not_taken_for_another(
     asked = ["audit", str(table), "--memory", "4GB", "--out", str(tmp_path / "run")]
     with monkeypatch.context() as patch:
         patch.setattr(chunks.FinishedStages, "write_judged", stop)
-        assert "stopped" in str(CliRunner().invoke(app, asked).exception)
+        with pytest.raises(RuntimeError, match="stopped"):
+            run(*asked)
     assert len(list(tmp_path.glob(".run.*.training/suspects/*.parquet"))) == 2
-    assert CliRunner().invoke(app, [*asked, "--seed", "1"], catch_exceptions=False).exit_code == 0
+    run(*asked, "--seed", 1)
     rows, other = pd.read_parquet(tmp_path / "run" / "suspects"), audit(str(table), seed=1)
     np.testing.assert_allclose(rows["score"][other.index], other.log_odds, atol=SAME)
 
@@ -364,7 +339,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Data's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own
 def test_a_cluster_finds_the_same_though_a_worker_is_killed(
     ray: Any, table: Path, audited: Audit, tmp_path: Path
 ) -> None:
@@ -388,8 +363,8 @@ def test_this_process_computes_until_workers_are_ready_and_once_they_are_not_nee
 ) -> None:
     ready = threading.Event()
     monkeypatch.setattr(Cluster, "_ready", READY)
-    monkeypatch.setattr(cluster_room, "connect_ray", lambda what: ready.wait())
-    with cluster_room.cluster() as run:
+    monkeypatch.setattr(execution, "connect_ray", lambda what: ready.wait())
+    with closing(Cluster()) as run:
         found = run.map(process_of, range(20))
         assert run.workers == 1
         assert [next(found) for _ in range(5)] == [(k, os.getpid()) for k in range(5)]
@@ -399,33 +374,12 @@ def test_this_process_computes_until_workers_are_ready_and_once_they_are_not_nee
         numbers, processes = zip(*found, strict=True)
         assert numbers == tuple(range(5, 20))
         assert os.getpid() not in processes
-        assert not run._takes_part
-        run._takes_part = True  # as if it had started the cluster on this machine
-        assert [process == os.getpid() for _, process in run.map(process_of, range(2))] == [False, True]
         run.finish()
         assert list(run.map(process_of, [1])) == [(1, os.getpid())]
     assert ray.is_initialized()  # it was there before
 
 
-@pytest.mark.slow
-def test_an_array_of_two_objects_lies_in_the_object_store_once(ray: Any) -> None:
-    x = np.arange(2.0 * cluster_room.SMALL)
-    little = x[:10].copy()
-    with cluster_room.cluster() as run:
-        for shared in ({"first": x, "other": little}, {"second": x[:], "other": little + 1, "other one": -x}):
-            assert list(run.map(sum_of, [1], shared)) == [1 + sum_of(0, shared)]
-        first, second = (kept.places for kept in run._kept.values())
-        assert len(first) == 1
-        assert len(second) == 2
-        assert set(first.values()) <= set(second.values())
-
-
-def sum_of(number: int, arrays: dict[str, Any]) -> float:
-    """The sum of a number and all arrays."""
-    return float(number + sum(one.sum() for one in arrays.values()))
-
-
-class ReadOnly(Local):
+class ReadOnly(Execution):
     """Shared arrays are not changed, for workers keep them as they were."""
 
     def map(self, function: Any, items: Any, *shared: Any) -> Iterator[Any]:
@@ -439,8 +393,8 @@ class ReadOnly(Local):
 def test_what_was_shared_is_not_changed() -> None:
     x, y = made()
     folds = np.arange(len(y)) % 5
-    found = fit_view(View("features", x, x), y, folds, 5, 3, run=ReadOnly())
-    same = fit_view(View("features", x, x), y, folds, 5, 3)
+    found = judge_view(View("features", x, x), y, folds, 5, 3, run=ReadOnly())
+    same = judge_view(View("features", x, x), y, folds, 5, 3)
     np.testing.assert_array_equal(found.transition, same.transition)
 
 
@@ -449,8 +403,8 @@ def test_a_cluster_that_cannot_be_reached_is_an_error(ray: Any, monkeypatch: pyt
     def refused(what: str) -> None:
         raise ConnectionError("nobody there")
 
-    monkeypatch.setattr(cluster_room, "connect_ray", refused)
-    with pytest.raises(ConnectionError, match="nobody there"), cluster_room.cluster():
+    monkeypatch.setattr(execution, "connect_ray", refused)
+    with pytest.raises(ConnectionError, match="nobody there"), closing(Cluster()):
         pass
 
 
@@ -494,7 +448,7 @@ def test_the_same_command_goes_on_after_its_process_was_killed(
     assert not out.exists()
     before = {part.name: part.stat().st_mtime_ns for part in tmp_path.glob(".run.*.training/suspects/*.parquet")}
     assert len(before) >= 2
-    assert CliRunner().invoke(app, asked, catch_exceptions=False).exit_code == 0
+    run(*asked)
     after = {name: (out / "suspects" / name).stat().st_mtime_ns for name in before}
     assert after == before  # what was judged is not judged again
     rows = pd.read_parquet(out / "suspects")

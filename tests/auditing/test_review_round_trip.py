@@ -11,9 +11,7 @@ import json
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from compensate.auditing.server import Review, ReviewServer
+from compensate.auditing.server import ReviewServer
 from compensate.cli import app
 
 pytestmark = pytest.mark.slow
@@ -69,8 +67,8 @@ TOPICS = {
 }
 
 
-def memberships() -> tuple[list[str], np.ndarray]:
-    """Texts that speak of their labels, and the labels, a few of them wrong."""
+def memberships() -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Texts that speak of their labels, the given labels, and which of them are wrong."""
     rng = np.random.default_rng(0)
     has = rng.random((160, 3)) < 0.4
     has[~has.any(1), 0] = True
@@ -79,13 +77,13 @@ def memberships() -> tuple[list[str], np.ndarray]:
         " ".join(rng.permutation([w for j in np.flatnonzero(y) for w in rng.choice(words[j], 4)] + ["the", "we"]))
         for y in has
     ]
-    wrong = rng.choice(len(texts), 12, replace=False)
-    has[wrong, rng.integers(3, size=12)] ^= True
-    return texts, has
+    wrong = np.zeros_like(has)
+    wrong[rng.choice(len(texts), 12, replace=False), rng.integers(3, size=12)] = True
+    return texts, has ^ wrong, wrong
 
 
 def label_sets(form: str) -> pd.DataFrame:
-    texts, has = memberships()
+    texts, has, _ = memberships()
     frame = pd.DataFrame({"text": texts})
     if form == "columns":
         return frame.assign(**{name: has[:, j].astype(int) for j, name in enumerate(TOPICS)})
@@ -392,21 +390,6 @@ def run(*arguments: Any) -> str:
     return " ".join(f"{done.output} {'' if done.exception is None else done.exception}".split())
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The address of the page of a run, as `compensate review` serves it."""
-    server = ReviewServer(Review(folder), port=0)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield server.address
-    finally:
-        server.shutdown()
-        server.server_close()
-        server.merge()
-        thread.join(10)
-
-
 @pytest.fixture(scope="module")
 def tab(browser: Any) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1280, "height": 800})
@@ -435,7 +418,9 @@ def same(text: str, other: str) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_decisions_on_the_served_page_change_the_decided_labels_alone(case: Case, tab: Any, tmp_path: Path) -> None:
+def test_decisions_on_the_served_page_change_the_decided_labels_alone(
+    case: Case, tab: Any, serve: Callable[..., ReviewServer], tmp_path: Path
+) -> None:
     (tmp_path / "data").mkdir()
     data, folder = case.write(tmp_path / "data"), tmp_path / "run"
     options = [option.format(folder=tmp_path / "data") for option in case.options]
@@ -448,9 +433,9 @@ def test_decisions_on_the_served_page_change_the_decided_labels_alone(case: Case
     suspects = list(csv.DictReader((folder / "suspects.csv").read_text(encoding="utf-8").splitlines()))
     accepted, kept, skipped, *others = suspects
 
-    with served(folder) as address:
-        decide(tab, address, "aks")
-
+    server = serve(folder)
+    decide(tab, server.address, "aks")
+    server.merge()
     suffix = "".join(data.suffixes) if case.suffix is None else case.suffix
     out = tmp_path / f"fixed{suffix}" if data.name != "saved" else tmp_path / "fixed" / "saved"
     out.parent.mkdir(exist_ok=True)

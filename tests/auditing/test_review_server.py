@@ -11,8 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,9 +19,10 @@ from urllib.parse import urlsplit
 import numpy as np
 import pandas as pd
 import pytest
-from review_pages import texts_page
+from commands import exit_code, run
+from review_pages import made_run
 
-from compensate import audit
+from compensate import Audit, audit
 from compensate.auditing import server as review_module
 from compensate.auditing.decisions import (
     CORRECTIONS,
@@ -35,21 +35,10 @@ from compensate.auditing.decisions import (
     run_decisions,
     write_corrections,
 )
-from compensate.auditing.page import write_page
 from compensate.auditing.server import LARGEST_BODY, Review, ReviewServer
 from compensate.auditing.store import check_run_folder, write_run
-from compensate.cli import app, main
+from compensate.cli.review import audit_in_process
 from compensate.errors import InputError
-
-CLASSES = ("bird", "cat", "dog")
-
-
-def made_run(folder: Path, n: int = 40) -> Path:
-    """A folder with a page of so many suspects."""
-    folder.mkdir(parents=True)
-    page = replace(texts_page([CLASSES[row % 3] for row in range(n)], classes=CLASSES), source="sha256:" + "1" * 16)
-    write_page(page.data(), folder / "report.html")
-    return folder
 
 
 class Client:
@@ -83,25 +72,6 @@ class Client:
     def made(self, after: int = 0) -> dict[int, str]:
         found = json.loads(self.ask("GET", f"{self.base}decisions?after={after}")[1])
         return {row: decision for row, decision, *_ in found["made"]}
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., ReviewServer]]:
-    """Servers that run in a thread and end with the test."""
-    started: list[tuple[ReviewServer, threading.Thread]] = []
-
-    def start(folder: Path | None = None, **options: Any) -> ReviewServer:
-        server = ReviewServer(Review(folder or made_run(tmp_path / "run")), port=options.pop("port", 0), **options)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        started.append((server, thread))
-        return server
-
-    yield start
-    for server, thread in started:
-        server.shutdown()
-        thread.join(10)
-        server.server_close()
 
 
 # --- the journal ----------------------------------------------------------------------------------------------
@@ -281,14 +251,11 @@ def test_what_is_no_decision_is_refused_as_a_whole(serve: Callable[..., ReviewSe
     assert client.made() == {}
 
 
-def test_the_server_listens_on_loopback_alone(serve: Callable[..., ReviewServer]) -> None:
-    assert serve().server_address[0] == "127.0.0.1"
-
-
-def test_tokens_are_random_and_long(serve: Callable[..., ReviewServer], tmp_path: Path) -> None:
+def test_tokens_are_random_and_long_and_the_server_listens_on_loopback_alone(tmp_path: Path) -> None:
     folder = made_run(tmp_path / "twice")
     servers = [ReviewServer(Review(folder), port=0) for _ in range(3)]
     tokens = {server.token for server in servers}
+    assert {server.server_address[0] for server in servers} == {"127.0.0.1"}
     for server in servers:
         server.server_close()
     assert len(tokens) == 3
@@ -302,12 +269,8 @@ def test_decisions_are_what_the_page_would_export(serve: Callable[..., ReviewSer
     server = serve()
     client = Client(server.address)
     folder = server.reviews[server.newest].folder
-    assert [
-        client.decide(0),
-        client.decide(1, "reject"),
-        client.decide(2, "other", "cat"),
-        client.decide(3, "skip"),
-    ] == [200] * 4
+    made = (0, "accept"), (1, "reject"), (2, "other", "cat"), (3, "skip")
+    assert [client.decide(*one) for one in made] == [200] * 4
     assert client.decide(4) == client.decide(4, "", time=2) == 200, "and undone"
     deadline = time.monotonic() + 60
     while not (folder / CORRECTIONS).exists() and time.monotonic() < deadline:
@@ -369,11 +332,8 @@ def test_a_thousand_decisions_of_two_tabs_survive_a_killed_server(tmp_path: Path
                     return
                 up.wait(60)
                 try:
-                    client = (
-                        client
-                        if client and client.base.startswith(urlsplit(address[-1]).path)
-                        else Client(address[-1], tab)
-                    )
+                    if client is None or not client.base.startswith(urlsplit(address[-1]).path):
+                        client = Client(address[-1], tab)
                     if client.decide(row, decision, time=row) == 200:
                         confirmed[tab][row] = decision
                 except (OSError, http.client.HTTPException):  # killed while it answered
@@ -382,12 +342,9 @@ def test_a_thousand_decisions_of_two_tabs_survive_a_killed_server(tmp_path: Path
     process, first = review_process(folder, port)
     address.append(first)
     up.set()
-    tabs = [
-        threading.Thread(target=work, args=("one", range(500))),
-        threading.Thread(target=work, args=("two", range(500, 1000))),
-    ]
+    parts = {"one": range(500), "two": range(500, 1000)}
+    tabs = [threading.Thread(target=work, args=part, daemon=True) for part in parts.items()]
     for tab in tabs:
-        tab.daemon = True
         tab.start()
     for kill_at in (150, 500, 800):
         deadline = time.monotonic() + 60
@@ -453,33 +410,20 @@ def _is_free(port: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--idle", "soon"), "30m"),
-        (("--port", "70000"), "65535"),
-        ((), "report.html"),
-    ],
+    ("arguments", "said"), [(("--idle", "soon"), "30m"), (("--port", "70000"), "65535"), ((), "report.html")]
 )
 def test_wrong_arguments_of_review_are_named(
     arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sys.argv = ["compensate", "review", str(tmp_path), *arguments]
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
+    assert exit_code("review", tmp_path, *arguments) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_page_that_is_none_is_refused(tmp_path: Path) -> None:
     folder = made_run(tmp_path / "run")
     page = (folder / "report.html").read_bytes()
-    for content in (
-        b"",
-        b"<html>",
-        page.replace(b'"key":', b'"kye":'),
-        page.replace(b'"given":[0', b'"given":[99'),
-        page[: page.index(b'"labels"')],
-    ):
+    damaged = page.replace(b'"key":', b'"kye":'), page.replace(b'"given":[0', b'"given":[99')
+    for content in (b"", b"<html>", *damaged, page[: page.index(b'"labels"')]):
         (folder / "report.html").write_bytes(content)
         with pytest.raises(InputError, match="not a review page"):
             Review(folder)
@@ -488,63 +432,51 @@ def test_a_page_that_is_none_is_refused(tmp_path: Path) -> None:
 # --- the whole way --------------------------------------------------------------------------------------------
 
 
-def flipped(n: int = 300) -> tuple[pd.DataFrame, np.ndarray]:
+@pytest.fixture
+def flipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[pd.DataFrame, np.ndarray]:
+    """A table with wrong labels as data.csv, and the true ones; runs/first is its audit."""
+    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(n, 4)).round(3)
+    x = rng.normal(size=(300, 4)).round(3)
     true = np.where(x[:, 0] + x[:, 1] > 0, "yes", "no")
-    wrong = rng.random(n) < 0.12
-    frame = pd.DataFrame(x, columns=[*"abcd"])
-    return frame.assign(label=np.where(wrong, np.where(true == "no", "yes", "no"), true)), true
+    given = np.where(rng.random(300) < 0.12, np.where(true == "no", "yes", "no"), true)
+    frame = pd.DataFrame(x, columns=[*"abcd"]).assign(label=given)
+    frame.to_csv("data.csv", index=False)
+    run("audit", "data.csv", "--out", "runs/first")
+    return frame, true
 
 
-def command(*arguments: str) -> None:
-    sys.argv = ["compensate", *arguments]
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert not end.value.code
-
-
-def decide_truly(run: Path, true: np.ndarray, tab: str = "a", most: int = 1000) -> int:
+def decide_truly(folder: Path, true: np.ndarray, tab: str = "a", most: int = 1000) -> int:
     """Decides on the suspects of a run as somebody who knows."""
-    review = Review(run)
+    review = Review(folder)
     made = []
     for row in list(review.rows)[:most]:
-        right = review.labels[review.suggested[review.rows[row]]] == true[row]
+        right = review.labels[review.items["suggested"][review.rows[row]]] == true[row]
         made.append([row, "accept" if right else "reject", None, row + 1])
     return review.journal.record(review.events({"tab": tab, "made": made}))
 
 
-def test_apply_needs_nothing_but_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    frame, true = flipped()
-    frame.to_csv("data.csv", index=False)
-    command("audit", "data.csv", "--out", "run")
-    decide_truly(Path("run"), true)
-    command("apply", "run")
+def test_apply_needs_nothing_but_the_run(flipped: tuple[pd.DataFrame, np.ndarray]) -> None:
+    frame, true = flipped
+    folder = Path("runs/first")
+    decide_truly(folder, true)
+    run("apply", folder)
     fixed = pd.read_csv("data.fixed.csv")
     assert (fixed["label"] != true).sum() < (frame["label"] != true).sum() / 3
-    command("audit", "data.csv", "--out", "run")
-    assert run_decisions(Path("run")), "the same data audited again keeps the decisions"
+    run("audit", "data.csv", "--out", folder)
+    assert run_decisions(folder), "the same data audited again keeps the decisions"
     frame.iloc[:200].to_csv("data.csv", index=False)
     with pytest.raises(InputError, match="decisions about other data"):
-        write_run(audit("data.csv"), Path("run"))
+        write_run(audit("data.csv"), folder)
 
 
 def test_an_audit_with_decisions_takes_them_as_right_and_says_what_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    flipped: tuple[pd.DataFrame, np.ndarray],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    frame, true = flipped()
-    frame.to_csv("data.csv", index=False)
-    command("audit", "data.csv", "--out", "runs/first")
+    _, true = flipped
     decided = decide_truly(Path("runs/first"), true, most=20)
-    capsys.readouterr()
-    command("audit", "--with", "runs/first")
-    said = capsys.readouterr().out
-    assert f"with {decided} decided labels" in said
+    assert f"with {decided} decided labels" in run("audit", "--with", "runs/first")
     (second,) = (p for p in Path("runs").iterdir() if p.name != "first")
-    from compensate import Audit
-
     before, after = Audit.load("runs/first/audit"), Audit.load(second / "audit")
     rows = [c.index for c in run_decisions(Path("runs/first"))]
     assert (after.p_error[rows] == 0).all()
@@ -556,35 +488,25 @@ def test_an_audit_with_decisions_takes_them_as_right_and_says_what_changed(
     assert since["corrected"] + since["confirmed"] == decided
     assert run_decisions(second) == run_decisions(Path("runs/first")), "apply of the new run writes all of them"
     assert '"since":{"corrected"' in (second / "report.html").read_text()
-    command("apply", str(second), "-o", "fixed.csv")
+    run("apply", second, "-o", "fixed.csv")
     assert (pd.read_csv("fixed.csv")["label"][rows] == true[rows]).all()
 
 
-def test_decisions_about_another_file_are_refused_with_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    frame, true = flipped()
-    frame.to_csv("data.csv", index=False)
-    command("audit", "data.csv", "--out", "runs/first", "--only", "labels")
+def test_decisions_about_another_file_are_refused_with_its_name(flipped: tuple[pd.DataFrame, np.ndarray]) -> None:
+    frame, true = flipped
     decide_truly(Path("runs/first"), true, most=3)
     frame.assign(label="is " + frame["label"], extra=np.arange(len(frame)) % 5).to_csv("cells.csv", index=False)
     with pytest.raises(InputError, match=r"runs/first are about data\.csv, and none of their rows is in cells\.csv"):
-        app(["audit", "cells.csv", "--with", "runs/first"])
+        run("audit", "cells.csv", "--with", "runs/first")
     frame.iloc[::-1].to_csv("moved.csv", index=False)
-    command("audit", "moved.csv", "--with", "runs/first", "--out", "runs/moved")
+    run("audit", "moved.csv", "--with", "runs/first", "--out", "runs/moved")
 
 
 @pytest.mark.slow
 def test_the_button_audits_again_and_the_new_page_is_served_beside_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Callable[..., ReviewServer]
+    flipped: tuple[pd.DataFrame, np.ndarray], serve: Callable[..., ReviewServer]
 ) -> None:
-    from compensate.cli.review import audit_in_process
-
-    monkeypatch.chdir(tmp_path)
-    frame, true = flipped()
-    frame.to_csv("data.csv", index=False)
-    command("audit", "data.csv", "--out", "runs/first")
+    _, true = flipped
     server = serve(Path("runs/first"), again=audit_in_process)
     client = Client(server.address)
     assert client.post("again", {})[0] == 200
@@ -600,7 +522,7 @@ def test_the_button_audits_again_and_the_new_page_is_served_beside_the_old_one(
     assert "nothing was decided" in server.audit["said"]
     review = server.reviews[server.newest]
     for row, place in list(review.rows.items())[:10]:
-        right = review.labels[review.suggested[place]] == true[row]
+        right = review.labels[review.items["suggested"][place]] == true[row]
         assert client.decide(row, "accept" if right else "reject", time=row) == 200
     assert client.post("again", {})[0] == 200
     assert waited()["state"] == "done", server.audit

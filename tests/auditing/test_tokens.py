@@ -2,92 +2,52 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from typer.testing import CliRunner
+from test_review_round_trip import ROWS, WRONG, sentences, write_conll, write_token_lists
 
 from compensate.auditing.api import audit
-from compensate.auditing.apply import apply_corrections
 from compensate.auditing.decisions import Correction
-from compensate.auditing.labels.tags import Scheme, Token, shape, type_of
+from compensate.auditing.labels.tags import prefix_scheme, split_tag, with_prefixes
+from compensate.auditing.result import apply_corrections
 from compensate.auditing.source import read
-from compensate.cli import app
+from compensate.cli.audit import describe_data
 from compensate.errors import InputError
 
-CITIES, PEOPLE = ("Paris", "Lima", "Oslo", "Rome"), ("Ann Lee", "Bob Ray", "Eva Sun")
-WRONG = (7, 30, 61)
-"""Sentences whose city has no tag."""
 
-
-def sentences() -> list[list[tuple[str, str]]]:
-    rng = np.random.default_rng(0)
-    found = []
-    for k in range(90):
-        city, person = rng.choice(CITIES), rng.choice(PEOPLE).split()
-        verb = str(rng.choice(["visits", "likes", "leaves"]))
-        tag = "O" if k in WRONG else "B-city"
-        found.append(
-            [(person[0], "B-person"), (person[1], "I-person"), (verb, "O"), ("in", "O"), (str(city), tag), (".", "O")]
-        )
-    return found
-
-
-def conll(path: Path) -> Path:
-    lines = ["\r\n".join(f"{word} NN {tag}" for word, tag in sentence) for sentence in sentences()]
-    path.write_bytes("\r\n\r\n".join(lines).encode())
-    return path
-
-
-def jsonl(path: Path) -> Path:
-    rows = ({"id": k, "tags": [t for _, t in s], "tokens": [w for w, _ in s]} for k, s in enumerate(sentences()))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-@pytest.mark.parametrize("name", ["t.conll", "t.jsonl"])
-def test_dropped_tags_are_found_and_put_back_and_no_other_byte_changes(tmp_path: Path, name: str) -> None:
-    path = (conll if name == "t.conll" else jsonl)(tmp_path / name)
+@pytest.mark.parametrize("write", [write_conll, write_token_lists])
+def test_dropped_tags_are_found_and_put_back_and_no_other_byte_changes(
+    tmp_path: Path, write: Callable[[Path], Path]
+) -> None:
+    path = write(tmp_path)
+    assert "750 tokens, 2 kinds of tags" in describe_data(read(path, None, None, {}))
     found = audit(path, encoder="none")
-    worst = found.suspects.head(3)
-    assert sorted(worst["token"]) == [6 * k + 4 for k in WRONG]
+    worst = found.suspects.head(len(WRONG))
+    assert sorted(worst["token"]) == [5 * k + 3 for k in WRONG]
     assert set(worst["given"]) == {"O"}
     assert set(worst["suggested"]) == {"city"}
-    assert worst["id"].isin(CITIES).all()
+    assert worst["id"].isin(["Paris", "Lima", "Oslo"]).all()
     assert found.addresses[0] == (0, range(2))  # the tokens of an entity are judged together
     out = tmp_path / f"fixed{path.suffix}"
     made = [
         Correction(t, "O", "accept", "city", part=f"tokens {t} 1", source=found.source_digest) for t in worst["token"]
     ]
     done = apply_corrections(path, made, out)
-    assert (done.changed, done.checked) == (3, True)
+    assert (done.changed, done.checked) == (len(WRONG), True)
     before, after = path.read_bytes(), out.read_bytes()
-    assert after.count(b"B-city") == 90
-    assert len(after) == len(before) + 3 * len("B-city") - 3
+    assert after.count(b"B-city") == ROWS
+    assert len(after) == len(before) + len(WRONG) * (len("B-city") - 1)
     assert after.replace(b"B-city", b"O") == before.replace(b"B-city", b"O")
-
-
-def test_the_command_audits_tokens_and_applies_what_it_finds(tmp_path: Path) -> None:
-    path = conll(tmp_path / "t.conll")
-    run = CliRunner()
-    done = run.invoke(app, ["audit", str(path), "--encoder", "none", "--out", str(tmp_path / "run")])
-    assert done.exit_code == 0, done.output
-    assert "540 tokens, 2 kinds of tags" in done.output
-    assert '"tokens":[' in (tmp_path / "run" / "report.html").read_text()
-    fixed = tmp_path / "fixed.conll"
-    done = run.invoke(app, ["apply", str(path), str(tmp_path / "run"), "--accept", "0.05", "-o", str(fixed)])
-    assert done.exit_code == 0, done.output
-    assert len(read(fixed, None, None, {}).parts.tokens) == 540
 
 
 def test_lists_of_words_and_tags_are_audited() -> None:
     words = [[w for w, _ in s] for s in sentences()]
     tags = [[t for _, t in s] for s in sentences()]
     assert audit(words, tags, encoder="none").classes == ("O", "city", "person")
-    with pytest.raises(InputError, match="sentence 0 has 6 tokens and 5 tags"):
-        audit(words, [tags[0][:5], *tags[1:]])
+    with pytest.raises(InputError, match="sentence 0 has 5 tokens and 4 tags"):
+        audit(words, [tags[0][:4], *tags[1:]])
     with pytest.raises(InputError, match="pass them too"):
         audit(words)
 
@@ -107,16 +67,9 @@ def test_lists_of_words_and_tags_are_audited() -> None:
 )
 def test_prefixes_follow_the_types(tags: str, new: dict[int, str], expected: str) -> None:
     old = tags.split()
-    types = [type_of(tag) for tag in old]
-    scheme = Scheme.of(
-        [[Token("w", tag) for tag in (*old, *(["E-x"] if "S-x" in old else ["S-x"] if "E-x" in old else []))]]
-    )
-    assert scheme.write([new.get(k, kind) for k, kind in enumerate(types)], old, types) == expected.split()
-
-
-def test_shapes_are_short() -> None:
-    assert shape("HELLO") == "X"
-    assert shape("") == ""
+    types = [split_tag(tag)[1] for tag in old]
+    after = [new.get(k, kind) for k, kind in enumerate(types)]
+    assert with_prefixes(prefix_scheme(old), after, old, types) == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -143,15 +96,15 @@ def test_malformed_files_are_refused_with_the_place(tmp_path: Path, name: str, c
     [
         ("tokens 0 2", "city", "person", "differs from the reviewed data"),
         ("tokens 1 2", "person", "city", "differs from the reviewed data"),
-        ("tokens 539 2", "O", "city", "tokens 0 to 539"),
-        ("tokens 0 0", "person", "city", "tokens 0 to 539"),
+        ("tokens 749 2", "O", "city", "tokens 0 to 749"),
+        ("tokens 0 0", "person", "city", "tokens 0 to 749"),
         ("tokens 0 2", "person", "a b", "blank"),
     ],
 )
 def test_a_correction_that_fits_nothing_is_refused(
     tmp_path: Path, part: str, given: str, label: str, said: str
 ) -> None:
-    path = conll(tmp_path / "t.conll")
+    path = write_conll(tmp_path)
     with pytest.raises(InputError, match=said):
         apply_corrections(path, [Correction(0, given, "accept", label, part=part)], tmp_path / "out.conll")
     assert not (tmp_path / "out.conll").exists()
@@ -159,4 +112,4 @@ def test_a_correction_that_fits_nothing_is_refused(
 
 def test_options_of_tables_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="label is not an option for tagged tokens"):
-        audit(conll(tmp_path / "t.conll"), label="x")
+        audit(write_conll(tmp_path), label="x")

@@ -37,6 +37,8 @@ def test_texts_are_words():
     assert view.x.dtype == np.float32
     np.testing.assert_allclose(sp.linalg.norm(view.x, axis=1), 1, rtol=1e-5)
     assert found.keys is not None
+    with pytest.raises(InputError, match="no word in common"):
+        views_of([""] * 30, np.arange(30) % 2)
 
 
 def test_empty_texts_among_others_are_audited():
@@ -49,11 +51,6 @@ def test_empty_texts_among_others_are_audited():
     assert found.mask[flipped.changed & said].mean() > 0.8
     assert flipped.changed[found.mask].mean() > 0.8
     assert np.isfinite(found.log_odds).all()
-
-
-def test_texts_without_words_are_refused():
-    with pytest.raises(InputError, match="no word in common"):
-        views_of([""] * 30, np.arange(30) % 2)
 
 
 def test_an_encoder_and_words_are_looked_at_together(monkeypatch):
@@ -93,15 +90,11 @@ def test_a_table_with_an_id_a_date_and_a_column_of_many_values_is_audited_as_wel
     assert np.mean(plain.mask == added.mask) > 0.97
 
 
-def test_images_are_pixels_without_an_encoder():
-    found = views_of(digits())
-    (view,) = found.views
+def test_images_are_pixels_and_large_ones_are_averaged_over_squares():
+    rng = np.random.default_rng(0)
+    (view,) = views_of(digits()).views
     assert (view.name, view.x.shape) == ("pixels", (1797, 64))
     assert view.trees is view.x
-
-
-def test_large_images_are_averaged_over_squares():
-    rng = np.random.default_rng(0)
     images = rng.integers(0, 256, size=(24, 3, 70, 65)).astype(np.uint8)
     (view,) = views_of(images, np.arange(24) % 2).views
     side = 3  # 70 x 65 pixels are more than four and less than nine times as many as wanted

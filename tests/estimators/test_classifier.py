@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
+import pickle
 import runpy
+from functools import partial
 from pathlib import Path
 
-import joblib
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -21,53 +21,67 @@ from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.model_selection import cross_val_score
-from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
+from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from compensate import METHODS
 from compensate.estimators import CompensatedClassifier, RobustKMeans, ShiftRegressor, SlackSVC
 from compensate.models import MLP, probe
+from tiny import BINARY
 
-# Classifier
-CLASSES = np.array(["ape", "bee", "cat", "dog", "emu", "fly", "gnu", "hen", "ibis", "jay"])
-
-
-def with_dropout(n_features: int, n_outputs: int) -> nn.Module:
-    return MLP(n_features, n_outputs, hidden=(8,), dropout=0.5)
+CLASSES = np.array(["ape", "bee", "cat"])
 
 
 def without_stages(n_features: int, n_outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(n_features, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, n_outputs))
 
 
-def blobs(n: int = 120, centers: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    return make_blobs(n, centers=centers, n_features=5, random_state=0)
+DEFAULTS = [RobustKMeans(), SlackSVC(), ShiftRegressor()]
+VARIANTS = [
+    CompensatedClassifier(epochs=30),
+    RobustKMeans(n_clusters=3, penalty="l1", n_init=2),
+    RobustKMeans(n_clusters=3, soft=True, n_init=2),
+    RobustKMeans(n_clusters=3, kernel="rbf", n_init=2),
+    RobustKMeans(n_clusters=3, lam=1.0, n_init=2),
+    SlackSVC(compensate="label"),
+    SlackSVC(kernel="rbf"),
+    ShiftRegressor(penalty="l0"),
+    ShiftRegressor(permuted=True),
+    ShiftRegressor(lam=1.0, fit_intercept=False),
+]
 
 
-# conventions
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([CompensatedClassifier(epochs=30)])
+@parametrize_with_checks(DEFAULTS)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("how", ["deepcopy", "joblib"])
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks(VARIANTS)
+def test_scikit_learn_checks_of_variants(estimator, check):
+    check(estimator)
+
+
+def blobs(n: int = 120, centers: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    return make_blobs(n, centers=centers, n_features=5, random_state=0)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 @pytest.mark.parametrize(("method", "optimizer"), [("logcomp", "adam"), ("meta_weight", "sgd"), ("dac", "adam")])
 def test_a_copy_predicts_and_goes_on_training_alike(how, method, optimizer):
     X, y = blobs()
     hyper = {"clean": (X[:20], y[:20])} if method == "meta_weight" else None
-    model = CompensatedClassifier(
-        method, hyper=hyper, module=with_dropout, epochs=3, optimizer=optimizer, random_state=0
-    )
-    model.fit(X, y)
-    if how == "deepcopy":
-        other = copy.deepcopy(model)
-    else:
-        file = io.BytesIO()
-        joblib.dump(model, file)
-        file.seek(0)
-        other = joblib.load(file)
+    options = {
+        "hyper": hyper,
+        "module": partial(MLP, hidden=(8,), dropout=0.5),
+        "epochs": 3,
+        "optimizer": optimizer,
+        "random_state": 0,
+    }
+    model = CompensatedClassifier(method, **options).fit(X, y)
+    other = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(model.predict_proba(X), other.predict_proba(X))
     for _ in range(2):
         model.partial_fit(X, y)
@@ -116,7 +130,7 @@ def test_every_method_fits(name):
         hyper["class_groups"] = [0, 1, 0]
     if "teacher" in row.needs:
         hyper["teacher" if name == "distillation" else "guess"] = LogisticRegression().fit(X, CLASSES[y])
-    model = CompensatedClassifier(name, hyper=hyper, module=small, epochs=10, random_state=0)
+    model = CompensatedClassifier(name, hyper=hyper, module=partial(MLP, hidden=(16,)), epochs=10, random_state=0)
     if name in ("arcface", "balanced_arcface"):
         model.set_params(module=None)  # the default brings the cosine head along
     model.fit(X, CLASSES[y])
@@ -127,10 +141,6 @@ def test_every_method_fits(name):
     assert sorted(model.suspects_["index"]) == list(range(90))
     assert (model.suspects_["suggested"] != model.suspects_["given"]).all()
     assert model.suspects_["score"].is_monotonic_decreasing
-
-
-def small(n_features: int, n_outputs: int) -> nn.Module:
-    return MLP(n_features, n_outputs, hidden=(16,))
 
 
 # input
@@ -165,18 +175,18 @@ def test_a_stream_grows_its_table_and_samples_that_return_find_their_rows():
     given, chunks = CLASSES[given], np.split(np.arange(120), 4)
     model = CompensatedClassifier(random_state=0, epochs=12, lr=0.1)
     model.partial_fit(X[chunks[0]], given[chunks[0]], classes=CLASSES[:3])
-    before = model.criterion_.terms["logit"].terms[0].weight[:30].clone()
+    before = model.criterion_.terms_of("logit")[0].weight[:30].clone()
     assert len(model.suspects_) == 30
     for turn in range(12):
         for chunk in chunks[1:] if turn == 0 else chunks:
             model.partial_fit(X[chunk], given[chunk], index=chunk)
             if turn == 0:
-                assert torch.equal(model.criterion_.terms["logit"].terms[0].weight[:30], before)
+                assert torch.equal(model.criterion_.terms_of("logit")[0].weight[:30], before)
     assert model.n_iter_ == 48
     found = model.suspects_
     assert sorted(found["index"]) == list(range(120))
     assert average_precision_score(found["index"] < 12, found["score"]) > 0.9
-    assert (model.criterion_.terms["logit"].terms[0].weight[:12].abs().sum(1) > 0).all()
+    assert (model.criterion_.terms_of("logit")[0].weight[:12].abs().sum(1) > 0).all()
     assert model.score(X, CLASSES[y]) > 0.95
 
 
@@ -194,12 +204,9 @@ def test_a_stream_grows_its_table_and_samples_that_return_find_their_rows():
         ({"method": "isda", "module": without_stages}, "features before the last layer"),
         ({"module": nn.Linear(5, 3)}, "callable that makes a module"),
         ({"epochs": 0}, "epochs == 0"),
-        ({"batch_size": 0}, "batch_size == 0"),
         ({"lr": -1.0}, "lr == -1.0"),
         ({"optimizer": "rprop"}, "'optimizer' parameter must be one of"),
-        ({"schedule": "steep"}, "'schedule' parameter must be one of"),
         ({"validation": 1.0}, "validation == 1.0"),
-        ({"patience": 0}, "patience == 0"),
     ],
 )
 def test_bad_settings_are_told(settings, message):
@@ -214,23 +221,19 @@ def test_bad_data_is_told():
     with pytest.raises(NotFittedError):
         model.predict(X)
     assert not hasattr(model, "suspects_")
-    with pytest.raises(ValueError, match="1 class"):
-        model.fit(X, np.zeros(120))
-    with pytest.raises(ValueError, match="1 class"):
-        model.fit(X, y, sample_weight=(y == 1).astype(float))
-    with pytest.raises(ValueError, match="classes must be passed"):
-        clone(model).partial_fit(X, y)
-    with pytest.raises(ValueError, match="not among the classes"):
-        clone(model).partial_fit(X, y, classes=[0, 1])
-    with pytest.raises(ValueError, match="index must hold"):
-        clone(model).partial_fit(X, y, classes=[0, 1, 2], index=[-1] * 120)
-    teacher = LogisticRegression().fit(X, y)
-    with pytest.raises(ValueError, match="must be a torch module"):
-        CompensatedClassifier("distillation", hyper={"teacher": teacher}).partial_fit(X, y, classes=[0, 1, 2])
-    with pytest.raises(ValueError, match="knows the classes"):
-        CompensatedClassifier("distillation", hyper={"teacher": teacher}).fit(X, CLASSES[y])
-    with pytest.raises(ValueError, match="5 features"):
-        CompensatedClassifier("meta_label", hyper={"clean": (X[:, :3], y)}).fit(X, y)
+    taught = CompensatedClassifier("distillation", hyper={"teacher": LogisticRegression().fit(X, y)})
+    for call, message in [
+        (lambda: model.fit(X, np.zeros(120)), "1 class"),
+        (lambda: model.fit(X, y, sample_weight=(y == 1).astype(float)), "1 class"),
+        (lambda: clone(model).partial_fit(X, y), "classes must be passed"),
+        (lambda: clone(model).partial_fit(X, y, classes=[0, 1]), "not among the classes"),
+        (lambda: clone(model).partial_fit(X, y, classes=[0, 1, 2], index=[-1] * 120), "index must hold"),
+        (lambda: taught.partial_fit(X, y, classes=[0, 1, 2]), "must be a torch module"),
+        (lambda: taught.fit(X, CLASSES[y]), "knows the classes"),
+        (lambda: CompensatedClassifier("meta_label", hyper={"clean": (X[:, :3], y)}).fit(X, y), "5 features"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_a_teacher_module_is_left_as_it_was():
@@ -241,17 +244,7 @@ def test_a_teacher_module_is_left_as_it_was():
     assert all(p.requires_grad and p.dtype == torch.float32 for p in teacher.parameters())
 
 
-# Several labels classifier
-BINARY = [
-    "base",
-    "bootstrap_hard",
-    "bootstrap_soft",
-    "label_smoothing",
-    "logcomp",
-    "logit_adjustment",
-    "lpl",
-    "mixcomp",
-]
+# several labels per sample
 
 
 @pytest.fixture(scope="module")
@@ -283,28 +276,17 @@ def test_sparse_targets_weights_validation_and_selection(data):
     dense = CompensatedClassifier(epochs=5, random_state=0).fit(X, y)
     packed = CompensatedClassifier(epochs=5, random_state=0).fit(X, sparse.csr_matrix(y))
     np.testing.assert_array_equal(dense.predict_proba(X), packed.predict_proba(X))
-    weight = np.ones(len(X))
-    weight[:50] = 0
-    part = CompensatedClassifier("logit_adjustment", epochs=5, validation=0.2, random_state=0).fit(X, y, 7.0 * weight)
+    weight = np.where(np.arange(len(X)) < 50, 0.0, 7.0)
+    part = CompensatedClassifier("logit_adjustment", epochs=5, validation=0.2, random_state=0).fit(X, y, weight)
     assert part.suspects_["index"].min() >= 50
     assert len(cross_val_score(CompensatedClassifier(epochs=3, random_state=0), X, y, cv=3)) == 3
 
 
-def test_a_weight_of_two_is_two_samples():
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(30, 4)), rng.integers(2, size=(30, 3))
-    weight = np.ones(30)
-    weight[:10] = 2
-    options = {
-        "method": "label_smoothing",
-        "epochs": 4,
-        "batch_size": 100,
-        "standardize": False,
-        "random_state": 0,
-        "lr": 0.05,
-    }
-    weighted = CompensatedClassifier(**options).fit(X, y, weight)
-    twice = CompensatedClassifier(**options).fit(np.r_[X, X[:10]], np.r_[y, y[:10]])
+def test_a_weight_of_two_is_two_samples(data):
+    X, y = data[0][:30], data[1][:30]
+    options = {"epochs": 4, "batch_size": 100, "standardize": False, "random_state": 0, "lr": 0.05}
+    weighted = CompensatedClassifier("label_smoothing", **options).fit(X, y, np.where(np.arange(30) < 10, 2, 1))
+    twice = CompensatedClassifier("label_smoothing", **options).fit(np.r_[X, X[:10]], np.r_[y, y[:10]])
     np.testing.assert_allclose(weighted.predict_proba(X), twice.predict_proba(X), atol=1e-5)
 
 
@@ -324,62 +306,8 @@ def test_a_stream_of_indicator_matrices(data):
         model.partial_fit(X, y[:, :3])
 
 
-# Sklearn checks
-DEFAULTS = [RobustKMeans(), SlackSVC(), ShiftRegressor()]
-VARIANTS = [
-    RobustKMeans(n_clusters=3, penalty="l1", n_init=2),
-    RobustKMeans(n_clusters=3, soft=True, n_init=2),
-    RobustKMeans(n_clusters=3, kernel="rbf", n_init=2),
-    RobustKMeans(n_clusters=3, lam=1.0, n_init=2),
-    SlackSVC(compensate="label"),
-    SlackSVC(kernel="rbf"),
-    ShiftRegressor(penalty="l0"),
-    ShiftRegressor(permuted=True),
-    ShiftRegressor(lam=1.0, fit_intercept=False),
-]
-"""Estimators that are fitted in another way. How they look at their arguments is the same."""
-
-DEPEND_ON_THE_FIT = {
-    "check_classifiers_train", "check_clustering", "check_dict_unchanged", "check_estimators_dtypes", "check_estimators_pickle",
-    "check_f_contiguous_array_estimator", "check_fit2d_1feature", "check_fit2d_1sample", "check_fit_idempotent",
-    "check_methods_sample_order_invariance", "check_methods_subset_invariance", "check_n_features_in",
-    "check_readonly_memmap_input", "check_regressors_int", "check_regressors_train",
-    "check_sample_weight_equivalence_on_dense_data", "check_transformer_general",
-}  # fmt: skip
-"""Checks that another way of fitting can fail."""
-
-
-def fitting_checks():
-    for variant in VARIANTS:
-        for estimator, check in estimator_checks_generator(variant, mark=None):
-            if check.func.__name__ in DEPEND_ON_THE_FIT:
-                yield pytest.param(estimator, check, id=f"{estimator!r}-{check.func.__name__}")
-
-
-# Every entry needs its reason; the limit below keeps this list from swallowing the test.
-EXPECTED_FAILURES: dict[str, dict[str, str]] = {}
-
-
-def expected_failures(estimator: object) -> dict[str, str]:
-    return EXPECTED_FAILURES.get(type(estimator).__name__, {})
-
-
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks(DEFAULTS, expected_failed_checks=expected_failures)
-def test_sklearn_checks_scikit_learn_checks(estimator: object, check: object) -> None:
-    check(estimator)  # type: ignore[operator]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@pytest.mark.parametrize(("estimator", "check"), list(fitting_checks()))
-def test_scikit_learn_checks_of_the_fit(estimator: object, check: object) -> None:
-    check(estimator)  # type: ignore[operator]
-
-
-# Estimator examples
+# examples
 matplotlib.use("Agg")
-
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "estimators").glob("*.py"))
 

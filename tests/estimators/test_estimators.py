@@ -7,7 +7,7 @@ from itertools import combinations, product
 import matplotlib
 import numpy as np
 import pytest
-from scipy.optimize import linear_sum_assignment, minimize, minimize_scalar
+from scipy.optimize import linear_sum_assignment, minimize
 from scipy.spatial.transform import Rotation
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_iris, make_circles, make_classification
@@ -18,7 +18,7 @@ from sklearn.svm import SVC
 
 from compensate.core.proximal import soft_threshold
 from compensate.estimators import MultiViewRobustClustering, RobustICP, RobustKMeans, ShiftRegressor, SlackSVC
-from compensate.estimators.kmeans import compensation, profile
+from compensate.estimators.common import compensation, residual_cost
 from compensate.estimators.registration import affine, rigid
 from compensate.estimators.regression import unshuffle
 from compensate.estimators.svm import flips
@@ -77,14 +77,13 @@ def test_profile_is_the_minimum_over_the_compensation(penalty: str) -> None:
         norm = (lambda o: np.sqrt((o**2).sum() + 1e-20)) if penalty == "l2" else (lambda o: np.abs(o).sum())
         o = compensation(r[None], t, penalty)[0]
         value = ((r + o) ** 2).sum() + 2 * t * norm(o)
-        cost = profile(np.linalg.norm(r)[None] if penalty == "l2" else np.abs(r), t).sum()
+        cost = residual_cost(np.linalg.norm(r)[None] if penalty == "l2" else np.abs(r), t, penalty).sum()
         assert value == pytest.approx(cost, abs=1e-8)
         for other in rng.normal(size=(200, 3)) * rng.choice([1e-3, 0.1, 2.0], size=(200, 1)):
             assert ((r + o + other) ** 2).sum() + 2 * t * norm(o + other) >= value - 1e-9
 
 
-@pytest.mark.parametrize("lam", [1e6, np.inf])
-@pytest.mark.parametrize("penalty", ["l2", "l1"])
+@pytest.mark.parametrize(("lam", "penalty"), [(1e6, "l2"), (np.inf, "l1"), (np.inf, "l2")])
 def test_is_kmeans_when_lambda_is_large(lam: float, penalty: str) -> None:
     X, _ = blobs(0, k=5, outliers=0.0)
     ours = RobustKMeans(5, lam=lam, penalty=penalty, tol=1e-12, random_state=0).fit(X)
@@ -115,14 +114,9 @@ def test_path_falls_from_no_outlier_and_names_the_lambda_of_a_share() -> None:
 
 def soft_value(model: RobustKMeans, X: np.ndarray, centers: np.ndarray, o: np.ndarray) -> float:
     """The soft objective, written out."""
-    total = 0.0
-    for x, shift in zip(X, o, strict=True):
-        parts = [
-            pi * np.exp(-((x + shift - m) ** 2).sum() / (2 * model.scale_**2))
-            for pi, m in zip(model.mixture_, centers, strict=True)
-        ]
-        total += -2 * model.scale_**2 * np.log(sum(parts)) + model.lam_ * np.linalg.norm(shift)
-    return total
+    square = (((X + o)[:, None] - centers) ** 2).sum(2)
+    likelihood = np.exp(-square / (2 * model.scale_**2)) @ model.mixture_
+    return float((-2 * model.scale_**2 * np.log(likelihood) + model.lam_ * np.linalg.norm(o, axis=1)).sum())
 
 
 def test_soft_variant_is_a_minimum_of_its_objective() -> None:
@@ -144,27 +138,20 @@ def test_soft_variant_is_a_minimum_of_its_objective() -> None:
 
 def test_rbf_kernel_equals_distances_by_the_kernel_trick() -> None:
     X, _ = make_circles(120, noise=0.05, factor=0.3, random_state=0)
-    far = np.random.default_rng(0).uniform(-6, 6, size=(12, 2))
-    X = np.vstack([X, far])
+    X = np.vstack([X, np.random.default_rng(0).uniform(-6, 6, size=(12, 2))])
     model = RobustKMeans(2, kernel="rbf", gamma=3.0, lam=1.6, n_init=20, tol=1e-14, random_state=0).fit(X)
     # Centers are weighted means of the mapped samples, by what compensation leaves of each.
     K = rbf_kernel(X, gamma=3.0)
-    distance = model.transform(X)
+    distance, fresh = model.transform(X), np.random.default_rng(1).normal(size=(10, 2))
     left = np.minimum(1, (model.lam_ / 2) / distance[np.arange(len(X)), model.labels_])
     for k in range(2):
         a = left * (model.labels_ == k) / (left * (model.labels_ == k)).sum()
-        by_kernel = np.sqrt(1 - 2 * K @ a + a @ K @ a)
-        np.testing.assert_allclose(distance[:, k], by_kernel, atol=1e-5)
-    fresh = np.random.default_rng(1).normal(size=(10, 2))
-    a = left * (model.labels_ == 0) / (left * (model.labels_ == 0)).sum()
-    expected = np.sqrt(1 - 2 * rbf_kernel(fresh, X, gamma=3.0) @ a + a @ K @ a)
-    np.testing.assert_allclose(model.transform(fresh)[:, 0], expected, atol=1e-5)
+        for points, found in ((X, distance), (fresh, model.transform(fresh))):
+            by_kernel = np.sqrt(1 - 2 * rbf_kernel(points, X, gamma=3.0) @ a + a @ K @ a)
+            np.testing.assert_allclose(found[:, k], by_kernel, atol=1e-5)
 
 
 # Multiview
-matplotlib.use("Agg")
-
-
 def views(seed: int, n: int = 200, k: int = 4, widths: tuple[int, ...] = (20, 12, 30), corrupted: float = 0.1):
     """Clusters seen in several views of different scale; a share of the rows of each view is replaced by gross noise."""
     rng = np.random.default_rng(seed)
@@ -183,7 +170,7 @@ def test_without_compensation_it_is_pca() -> None:
     data, _, _ = views(1, corrupted=0.0)
     model = MultiViewRobustClustering(4, lam=np.inf, tol=1e-12, max_iter=2000, random_state=0).fit(data)
     assert not model.outliers_.any()
-    scaled = model._scale(data)
+    scaled = model._scaled(data)
     pca = PCA(3).fit(scaled)
     expected = pca.transform(scaled)
     # The same plane, up to a turn within it.
@@ -195,7 +182,7 @@ def test_without_compensation_it_is_pca() -> None:
 def test_representation_is_the_minimum_for_its_bases(level: str) -> None:
     data, _, _ = views(2, n=60)
     model = MultiViewRobustClustering(4, level=level, penalty="l21", random_state=0).fit(data)
-    scaled, t = model._scale(data) - model._mean, model.lam_ / 2
+    scaled, t = model._scaled(data) - model._mean, model.lam_ / 2
     cuts = np.cumsum([20, 12])
 
     def cost(h: np.ndarray, row: np.ndarray) -> float:
@@ -216,22 +203,21 @@ def test_representation_is_the_minimum_for_its_bases(level: str) -> None:
 def test_bad_data() -> None:
     data, _, _ = views(0, n=60)
     model = MultiViewRobustClustering(2)
-    with pytest.raises(TypeError, match="X should be a list of views"):
-        model.fit(data[0])
-    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        model.fit([data[0], data[1][:-1]])
-    with pytest.raises(ValueError, match="Input view 1 contains NaN"):
-        model.fit([data[0], np.full((60, 2), np.nan)])
-    with pytest.raises(
-        ValueError, match=r"X has views with \[20\] features, but MultiViewRobustClustering is expecting"
-    ):
-        model.fit(data).predict(data[:1])
+    for call, error, message in [
+        (lambda: model.fit(data[0]), TypeError, "X should be a list of views"),
+        (lambda: model.fit([data[0], data[1][:-1]]), ValueError, "inconsistent numbers of samples"),
+        (lambda: model.fit([data[0], np.full((60, 2), np.nan)]), ValueError, "Input view 1 contains NaN"),
+        (
+            lambda: model.fit(data).predict(data[:1]),
+            ValueError,
+            r"views with \[20\] features, but Multi\w+ is expecting",
+        ),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
 
 
 # Registration
-matplotlib.use("Agg")
-
-
 def cloud(rng: np.random.Generator, n: int, d: int) -> np.ndarray:
     """A closed curve with unequal lobes, or a bracket of three unequal plates; of size about one."""
     if d == 2:
@@ -274,12 +260,11 @@ def test_recovers_a_motion_with_clutter_where_plain_icp_does_not(d: int) -> None
         # The set-up is fair: without clutter plain ICP does it.
         source, target, R, _ = scene(seed, d, outliers=0.0)
         control += degrees(RobustICP(lam=np.inf).fit(source, target).rotation_, R) <= 2
-    assert robust >= 18
+    assert min(robust, control) >= 18
     assert plain <= 5
-    assert control >= 18
 
 
-def test_rigid_step_is_scipys() -> None:
+def test_rigid_step_is_scipys_and_affine_step_least_squares() -> None:
     rng = np.random.default_rng(0)
     P, Q, w = rng.normal(size=(30, 3)), rng.normal(size=(30, 3)), rng.uniform(0.1, 2, 30)
     R, b = rigid(P, Q, w)
@@ -288,14 +273,9 @@ def test_rigid_step_is_scipys() -> None:
     np.testing.assert_allclose(R, expected.as_matrix(), atol=1e-9)
     np.testing.assert_allclose(b, q - R @ p, atol=1e-9)
     assert np.linalg.det(rigid(P, P * [1, 1, -1], w)[0]) == pytest.approx(1), "a reflection is not a rotation"
-
-
-def test_affine_step_is_least_squares() -> None:
-    rng = np.random.default_rng(0)
-    P, M, b = rng.normal(size=(10, 2)), rng.normal(size=(2, 2)), rng.normal(size=2)
-    found = affine(P, P @ M.T + b, np.ones(10))
-    np.testing.assert_allclose(found[0], M, atol=1e-9)
-    np.testing.assert_allclose(found[1], b, atol=1e-9)
+    M = rng.normal(size=(3, 3))
+    np.testing.assert_allclose(affine(P, P @ M.T + q, w)[0], M, atol=1e-9)
+    np.testing.assert_allclose(affine(P, P @ M.T + q, w)[1], q, atol=1e-9)
 
 
 def test_nonrigid_motion_bends_where_a_rigid_one_cannot() -> None:
@@ -311,10 +291,7 @@ def test_nonrigid_motion_bends_where_a_rigid_one_cannot() -> None:
     assert errors["nonrigid"] < 0.3 * errors["rigid"]
     assert errors["nonrigid"] < 0.02
     assert model.outliers_[250:].all()
-    # A smooth field: neighbors move alike.
-    step = 1e-3
-    near = model.transform(flat + step) - model.transform(flat) - step
-    assert np.abs(near).max() < 5 * step
+    assert np.abs(model.transform(flat + 1e-3) - model.transform(flat)).max() < 6e-3, "neighbors move alike"
 
 
 @pytest.mark.slow
@@ -331,9 +308,6 @@ def test_further_starts_find_a_large_turn() -> None:
 
 
 # Shift regression
-matplotlib.use("Agg")
-
-
 def data(seed: int, n: int = 120, d: int = 4, outliers: float = 0.15, noise: float = 0.5):
     rng = np.random.default_rng(seed)
     X, beta = rng.normal(size=(n, d)) * rng.uniform(0.5, 3, d) + 2, rng.normal(size=d)
@@ -358,21 +332,15 @@ def scipy_huber(X: np.ndarray, y: np.ndarray, t: float, w: np.ndarray) -> np.nda
     return found.x
 
 
-@pytest.mark.parametrize("t", [0.05, 0.3, 1.0, 10.0, 1e4])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_l1_is_the_minimum_of_hubers_loss(seed: int, t: float) -> None:
+@pytest.mark.parametrize(
+    ("seed", "t", "weighted"), [*product(range(3), [0.05, 0.3, 1.0, 10.0, 1e4], [False]), (3, 0.7, True)]
+)
+def test_l1_is_the_minimum_of_hubers_loss(seed: int, t: float, weighted: bool) -> None:
     X, y, _, _ = data(seed)
-    model = ShiftRegressor(lam=t).fit(X, y)
-    expected = scipy_huber(X, y, t, np.ones(len(y)))
-    np.testing.assert_allclose(np.append(model.coef_, model.intercept_), expected, atol=1e-6)
+    w = np.random.default_rng(0).integers(0, 4, len(y)).astype(float) if weighted else np.ones(len(y))
+    model = ShiftRegressor(lam=t).fit(X, y, sample_weight=w)
+    np.testing.assert_allclose(np.append(model.coef_, model.intercept_), scipy_huber(X, y, t, w), atol=1e-6)
     np.testing.assert_array_equal(model.shifts_, soft_threshold(y - model.predict(X), t))
-
-
-def test_weights_enter_hubers_loss() -> None:
-    X, y, _, _ = data(3)
-    w = np.random.default_rng(0).integers(0, 4, len(y)).astype(float)
-    model = ShiftRegressor(lam=0.7).fit(X, y, sample_weight=w)
-    np.testing.assert_allclose(np.append(model.coef_, model.intercept_), scipy_huber(X, y, 0.7, w), atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -431,8 +399,7 @@ def test_unshuffle_is_the_best_assignment() -> None:
 
 
 # Svm
-matplotlib.use("Agg")
-
+CIRCLES = make_circles(120, noise=0.15, factor=0.5, random_state=0)
 SETS = [(80, 3, 0.5), (150, 5, 3.0), (40, 60, 1.0), (200, 8, 0.8)]  # overlapping, separable, more features than rows
 
 
@@ -461,23 +428,25 @@ def test_equals_the_quadratic_program(n: int, d: int, separation: float, C: floa
     np.testing.assert_allclose(ours.slacks_, np.maximum(1 - (2 * y - 1) * ours.decision_function(X), 0), atol=1e-7)
 
 
-def test_sample_and_class_weights_are_those_of_libsvm() -> None:
-    X, y = problem(80, 3, 0.5)
-    w = np.random.default_rng(0).uniform(0, 3, size=80) * (np.arange(80) % 7 > 0)
-    ours = SlackSVC(C=0.7, class_weight={0: 1.0, 1: 4.0}).fit(X, y, sample_weight=w)
-    theirs = SVC(kernel="linear", C=0.7, tol=1e-5, class_weight={0: 1.0, 1: 4.0}).fit(X, y, sample_weight=w)
-    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-3)
-    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-3)
-
-
-@pytest.mark.parametrize(("kernel", "params"), [("rbf", {"gamma": 0.5}), ("poly", {"gamma": 0.3, "degree": 2})])
-def test_exact_kernel_is_libsvm(kernel: str, params: dict[str, float]) -> None:
-    X, y = make_circles(120, noise=0.15, factor=0.5, random_state=0)
-    ours = SlackSVC(C=2.0, kernel=kernel, **params).fit(X, y)
-    theirs = SVC(C=2.0, kernel=kernel, coef0=1.0, tol=1e-7, **params).fit(X, y)
-    fresh = np.random.default_rng(0).normal(size=(50, 2))
-    np.testing.assert_allclose(ours.decision_function(fresh), theirs.decision_function(fresh), atol=1e-4)
-    assert not hasattr(ours, "coef_")
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (problem(80, 3, 0.5), {"kernel": "linear", "C": 0.7, "class_weight": {0: 1.0, 1: 4.0}}),
+        (CIRCLES, {"kernel": "rbf", "C": 2.0, "gamma": 0.5}),
+        (CIRCLES, {"kernel": "poly", "C": 2.0, "gamma": 0.3, "degree": 2, "coef0": 1.0}),
+        (load_iris(return_X_y=True), {"kernel": "linear", "C": 0.5}),
+    ],
+)
+def test_kernels_weights_and_several_classes_are_those_of_libsvm(data: tuple, options: dict[str, object]) -> None:
+    X, y = data
+    w = np.random.default_rng(0).uniform(0, 3, len(y)) * (np.arange(len(y)) % 7 > 0)
+    ours = SlackSVC(**options).fit(X, y, sample_weight=w)
+    scores = ours.decision_function(X).reshape(len(y), -1)
+    for k in [1] if y.max() == 1 else range(3):
+        theirs = SVC(tol=1e-7, **options).fit(X, y == k, sample_weight=w)
+        np.testing.assert_allclose(scores[:, k % scores.shape[1]], theirs.decision_function(X), atol=1e-3)
+    assert ours.slacks_.shape == ours.compensations_.shape == ((len(y), 3) if y.max() > 1 else (len(y),))
+    assert hasattr(ours, "coef_") == (options["kernel"] == "linear")
 
 
 def test_random_features_come_near_the_exact_kernel() -> None:
@@ -492,18 +461,16 @@ def test_random_features_come_near_the_exact_kernel() -> None:
 def solve_eq32(X: np.ndarray, signs: np.ndarray, lam: float) -> float:
     """Eq. (32) with every variable kept: w, b, slack xi and loss l' above both 0 and the hinge less xi."""
     n, d = X.shape
+    price = np.concatenate([[0.0], np.ones(n), np.full(n, lam)])
 
-    def total(z: np.ndarray) -> float:
-        return 0.5 * z[:d] @ z[:d] + z[d + 1 : d + 1 + n].sum() + lam * z[d + 1 + n :].sum()
-
-    def gradient(z: np.ndarray) -> np.ndarray:
-        return np.concatenate([z[:d], [0.0], np.ones(n), np.full(n, lam)])
+    def total(z: np.ndarray) -> tuple[float, np.ndarray]:
+        return 0.5 * z[:d] @ z[:d] + price @ z[d:], np.concatenate([z[:d], price])
 
     J = np.hstack([signs[:, None] * X, signs[:, None], np.eye(n), np.eye(n)])
     margins = {"type": "ineq", "fun": lambda z: J @ z - 1, "jac": lambda z: J}
     start = np.concatenate([np.zeros(d + 1), np.ones(n), np.ones(n)])
     bounds = [(None, None)] * (d + 1) + [(0, None)] * (2 * n)
-    return minimize(total, start, jac=gradient, bounds=bounds, constraints=[margins], method="SLSQP",
+    return minimize(total, start, jac=True, bounds=bounds, constraints=[margins], method="SLSQP",
                     options={"maxiter": 500, "ftol": 1e-14}).fun  # fmt: skip
 
 
@@ -514,26 +481,13 @@ def test_eq32_is_minimized(lam: float) -> None:
     assert model.objective_ == pytest.approx(solve_eq32(X, 2 * y - 1, lam), rel=1e-6)
 
 
-def test_several_classes_part_each_from_the_rest() -> None:
-    X, y = load_iris(return_X_y=True)
-    model = SlackSVC(C=0.5).fit(X, np.array(["a", "b", "c"])[y])
-    assert model.coef_.shape == (3, 4)
-    assert model.slacks_.shape == model.compensations_.shape == (150, 3)
-    for k in range(3):
-        theirs = SVC(kernel="linear", C=0.5, tol=1e-7).fit(X, y == k)
-        np.testing.assert_allclose(model.coef_[k], theirs.coef_[0], atol=1e-3)
-    assert model.score(X, np.array(["a", "b", "c"])[y]) > 0.9
-
-
 @pytest.mark.parametrize("penalty", [0.3, 1.0, 2.5])
 def test_flips_are_the_best_label_compensation(penalty: float) -> None:
     for margin in np.linspace(-5, 3, 41):
         tau = flips(np.array([margin]), penalty)[0]
         cost = lambda t, m=margin: max(0.0, 1 - (1 - t) * m) + penalty * t  # noqa: E731
-        grid = min(cost(t) for t in np.linspace(0, 2, 401))
-        fine = minimize_scalar(cost, bounds=(0, 2), method="bounded").fun
         assert 0 <= tau <= 2
-        assert cost(tau) <= min(grid, fine) + 1e-9
+        assert cost(tau) <= min(cost(t) for t in np.linspace(0, 2, 401)) + 1e-9
 
 
 def test_label_compensation_finds_flipped_labels() -> None:
@@ -576,26 +530,20 @@ BAD = [
     (RobustKMeans, {"n_clusters": 0}, r"n_clusters == 0, must be >= 1"),
     (RobustKMeans, {"n_clusters": 300}, r"n_samples=222 should be >= n_clusters=300"),
     (RobustKMeans, {"lam": -1.0}, r"lam == -1.0, must be > 0"),
+    (RobustKMeans, {"lam": np.nan}, r"lam == nan, must be a number"),
     (RobustKMeans, {"contamination": 0.6}, r"contamination == 0.6, must be < 0.5"),
     (RobustKMeans, {"penalty": "l3"}, r"The 'penalty' parameter must be one of \{'l2', 'l1'\}. Got 'l3' instead"),
-    (RobustKMeans, {"kernel": "tanh"}, r"The 'kernel' parameter must be one of"),
     (RobustKMeans, {"kernel": "rbf", "penalty": "l1"}, r"use penalty='l2'"),
     (RobustKMeans, {"random_features": 10}, r"random_features needs kernel='rbf'"),
     (RobustKMeans, {"kernel": "rbf", "gamma": -1.0}, r"gamma == -1.0, must be > 0"),
     (MultiViewRobustClustering, {"n_clusters": 90}, "n_samples=60 should be >= n_clusters=90"),
     (MultiViewRobustClustering, {"level": "corpus"}, r"The 'level' parameter must be one of"),
-    (MultiViewRobustClustering, {"contamination": 0.5}, "contamination == 0.5, must be < 0.5"),
-    (RobustICP, {"motion": "projective"}, r"The 'motion' parameter must be one of"),
     (RobustICP, {"width": 0}, "width == 0, must be > 0"),
     (RobustICP, {"init": np.eye(2)}, r"init has shape \(2, 2\), but \(3, 3\) was expected"),
-    (RobustICP, {"n_init": 0}, "n_init == 0, must be >= 1"),
     (ShiftRegressor, {"sigmas": -1.0}, "sigmas == -1.0, must be > 0"),
-    (ShiftRegressor, {"max_iter": 0}, "max_iter == 0, must be >= 1"),
-    (SlackSVC, {"C": 0.0}, "C == 0.0, must be > 0"),
-    (SlackSVC, {"form": "eq31"}, r"The 'form' parameter must be one of"),
+    (ShiftRegressor, {"tol": -1.0}, "tol == -1.0, must be >= 0"),
     (SlackSVC, {"compensate": "x"}, "The 'compensate' parameter must be one of"),
     (SlackSVC, {"random_features": 5}, "random_features needs kernel='rbf'"),
-    (SlackSVC, {"label_penalty": -2}, "label_penalty == -2, must be > 0"),
 ]
 SAMPLES = {
     RobustKMeans: lambda: blobs(0)[:1], MultiViewRobustClustering: lambda: views(0, n=60)[:1],

@@ -53,23 +53,19 @@ def cifar_arrays(n: int = 4, classes: int = 10) -> list[tuple[np.ndarray, np.nda
     return [(rng.integers(256, size=(n, 3072), dtype=np.uint8), rng.integers(classes, size=n)) for _ in range(parts)]
 
 
+def packed_rows(x: np.ndarray, y: np.ndarray, ahead: bytes = b"") -> bytes:
+    return b"".join(ahead + bytes([int(b)]) + a.tobytes() for a, b in zip(x, y, strict=True))
+
+
 def cifar10(layout: str) -> dict[str, bytes]:
     names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-    files = {}
-    for name, (x, y) in zip(names, cifar_arrays(), strict=True):
-        if layout == "binary":
-            files[f"cifar-10-batches-bin/{name}.bin"] = b"".join(
-                bytes([int(b)]) + a.tobytes() for a, b in zip(x, y, strict=True)
-            )
-        else:
-            files[f"cifar-10-batches-py/{name}"] = pickle.dumps({b"data": x, b"labels": y.tolist()}, protocol=2)
+    parts = dict(zip(names, cifar_arrays(), strict=True))
     if layout == "binary":
-        files["cifar-10-batches-bin/batches.meta.txt"] = "\n".join(NAMES10).encode() + b"\n\n"
-    else:
-        files["cifar-10-batches-py/batches.meta"] = pickle.dumps(
-            {b"label_names": [n.encode() for n in NAMES10]}, protocol=2
-        )
-    return files
+        files = {f"cifar-10-batches-bin/{name}.bin": packed_rows(x, y) for name, (x, y) in parts.items()}
+        return files | {"cifar-10-batches-bin/batches.meta.txt": "\n".join(NAMES10).encode() + b"\n\n"}
+    records = {name: {b"data": x, b"labels": y.tolist()} for name, (x, y) in parts.items()}
+    records["batches.meta"] = {b"label_names": [n.encode() for n in NAMES10]}
+    return {f"cifar-10-batches-py/{name}": pickle.dumps(record, protocol=2) for name, record in records.items()}
 
 
 @pytest.mark.parametrize("layout", ["binary", "python"])
@@ -93,9 +89,7 @@ def test_cifar100_has_the_fine_labels(tmp_path, layout):
     files = {}
     for name, (x, y) in zip(["train", "test"], cifar_arrays(3, 100), strict=True):
         if layout == "binary":
-            files[f"cifar-100-binary/{name}.bin"] = b"".join(
-                bytes([7, int(b)]) + a.tobytes() for a, b in zip(x, y, strict=True)
-            )
+            files[f"cifar-100-binary/{name}.bin"] = packed_rows(x, y, b"\x07")
         else:
             record = {b"data": x, b"fine_labels": y.tolist(), b"coarse_labels": [7] * 3}
             files[f"cifar-100-python/{name}"] = pickle.dumps(record, protocol=2)
@@ -177,23 +171,21 @@ def test_a_truncated_archive_is_an_error(tmp_path, keep, mode, suffix):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"a.tar.{suffix}", cut.name]), "nothing was unpacked"
 
 
-def test_cifar_damage(tmp_path):
-    files = cifar10("binary")
-    short = dict(files)
-    short["cifar-10-batches-bin/data_batch_3.bin"] = short["cifar-10-batches-bin/data_batch_3.bin"][:-5]
-    with pytest.raises(InputError, match=r"data_batch_3.bin.*multiple"):
-        read_cifar(put(tmp_path / "short", short))
-    wrong = dict(files)
-    wrong["cifar-10-batches-bin/test_batch.bin"] = b"\xff" * 3073
-    with pytest.raises(InputError, match=r"outside 0\.\.9"):
-        read_cifar(put(tmp_path / "wrong", wrong))
-    del files["cifar-10-batches-bin/data_batch_4.bin"]
-    with pytest.raises(InputError, match=r"lacks data_batch_4.bin"):
-        read_cifar(put(tmp_path / "lost", files))
-    other = cifar10("python")
-    other["cifar-10-batches-py/data_batch_1"] = pickle.dumps({b"data": np.zeros((2, 5), np.uint8), b"labels": [1, 2]})
-    with pytest.raises(InputError, match="no array of images"):
-        read_cifar(put(tmp_path / "shape", other))
+@pytest.mark.parametrize(
+    ("layout", "name", "change", "said"),
+    [
+        ("binary", "cifar-10-batches-bin/data_batch_3.bin", lambda content: content[:-5], r"data_batch_3.bin.*multiple"),
+        ("binary", "cifar-10-batches-bin/test_batch.bin", lambda _: b"\xff" * 3073, r"outside 0\.\.9"),
+        ("binary", "cifar-10-batches-bin/data_batch_4.bin", None, "lacks data_batch_4.bin"),
+        ("python", "cifar-10-batches-py/data_batch_1", lambda _: pickle.dumps({b"data": np.zeros((2, 5), np.uint8), b"labels": [1, 2]}),
+         "no array of images"),
+    ],
+)  # fmt: skip
+def test_cifar_damage(tmp_path, layout, name, change, said):
+    files = cifar10(layout)
+    content = files.pop(name)
+    with pytest.raises(InputError, match=said):
+        read_cifar(put(tmp_path, files | ({} if change is None else {name: change(content)})))
 
 
 # idx ------------------------------------------------------------------------------------------------------------------
@@ -228,24 +220,24 @@ def test_idx_types(tmp_path, code, kind):
     assert np.array_equal(read_idx(tmp_path / "x"), x)
 
 
-def test_mnist_damage(tmp_path):
-    folder = mnist(tmp_path)
-    (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(np.arange(5))[:-1])
-    with pytest.raises(InputError, match="It is damaged"):
-        read_mnist(folder)
-    (folder / "t10k-labels-idx1-ubyte").write_bytes(b"<html>")
-    with pytest.raises(InputError, match="not an idx file"):
-        read_mnist(folder)
-    (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(np.arange(4)))
-    with pytest.raises(InputError, match="do not fit"):
-        read_mnist(folder)
-    (folder / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(InputError, match="t10k-labels-idx1-ubyte"):
-        read_mnist(folder)
-    images = folder / "train-images-idx3-ubyte.gz"
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (idx(np.arange(5))[:-1], "It is damaged"), (b"<html>", "not an idx file"), (idx(np.arange(4)), "do not fit"), (None, "t10k-labels-idx1-ubyte"),
+    ],
+)  # fmt: skip
+def test_mnist_damage(tmp_path, content, said):
+    labels = mnist(tmp_path) / "t10k-labels-idx1-ubyte"
+    labels.unlink() if content is None else labels.write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        read_mnist(tmp_path)
+
+
+def test_a_damaged_archive_of_images_is_named(tmp_path):
+    images = mnist(tmp_path) / "train-images-idx3-ubyte.gz"
     images.write_bytes(images.read_bytes()[:-100])
     with pytest.raises(InputError, match="damaged"):
-        read_mnist(folder)
+        read_mnist(tmp_path)
 
 
 # Corpora --------------------------------------------------------------------------------------------------------------
@@ -344,13 +336,17 @@ def test_imdb_without_a_split(tmp_path):
     assert all(y == 1 - i % 2 for y, i in zip(splits.train.target, splits.train.index, strict=True))
 
 
-def test_imdb_damage(tmp_path):
-    with pytest.raises(InputError, match="train/pos"):
-        read_imdb(put(tmp_path / "a", {"x.txt": b""}))
-    with pytest.raises(InputError, match="is empty"):
-        read_imdb(put(tmp_path / "b", {"train/pos/0_9.txt": b"good"}))
-    with pytest.raises(InputError, match="0xff"):
-        read_imdb(put(tmp_path / "c", {"train/pos/0_9.txt": b"good", "train/neg/0_1.txt": b"bad \xff"}))
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"x.txt": b""}, "train/pos"),
+        ({"train/pos/0_9.txt": b"good"}, "is empty"),
+        ({"train/pos/0_9.txt": b"good", "train/neg/0_1.txt": b"bad \xff"}, "0xff"),
+    ],
+)
+def test_imdb_damage(tmp_path, files, said):
+    with pytest.raises(InputError, match=said):
+        read_imdb(put(tmp_path, files))
 
 
 # Pickled labels and the registry --------------------------------------------------------------------------------------

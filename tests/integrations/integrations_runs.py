@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import accelerate
+import datasets
 import lightning as L
 import torch
 from loops import BATCH, RATE, Net, Pairs, bert, loader, words
-from skorch.callbacks import Callback as SkorchCallback
+from transformers import TrainingArguments
 
 from compensate.integrations.accelerate import prepare
 from compensate.integrations.lightning import CompensationCallback
@@ -57,8 +58,6 @@ def by_lightning(criterion, folder, accumulate=1):
 
 def rows():
     """The data set as a table for `datasets`."""
-    import datasets
-
     ids, target = words()
     columns = {"input_ids": ids.tolist(), "attention_mask": (ids != 0).long().tolist(), "labels": target.tolist()}
     return add_index(datasets.Dataset.from_dict(columns))
@@ -79,8 +78,6 @@ class Listening(CompensatedTrainer):
 
 
 def hf_trainer(criterion, folder, *, model=None, data=None, epochs=3, arguments=None, **options):
-    from transformers import TrainingArguments
-
     model = bert() if model is None else model
     arguments = {
         "num_train_epochs": epochs, "per_device_train_batch_size": BATCH, "max_grad_norm": 0.0, "report_to": [],
@@ -103,13 +100,15 @@ def by_transformers(criterion, folder, accumulate=1):
     return trainer.losses, trainer.model
 
 
-def by_accelerate(criterion, folder, accumulate=1):
+def by_accelerate(criterion, folder, accumulate=1, *, epochs=3, save=False, load=False):
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
     model, losses = Net(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     net, optimizer, batches = accelerator.prepare(model, optimizer, loader())
     criterion = prepare(accelerator, criterion, batches, epochs=3, optimizer=optimizer)
-    for _ in range(3):
+    if load:
+        accelerator.load_state(str(folder))
+    for _ in range(epochs):
         for x, y, index in batches:
             with accelerator.accumulate(net):
                 loss = criterion.evaluate(net, x, y, index).loss
@@ -118,18 +117,9 @@ def by_accelerate(criterion, folder, accumulate=1):
                 optimizer.zero_grad()
             losses.append(float(loss.detach()))
         criterion.end_epoch()
+    if save:
+        accelerator.save_state(str(folder))
     return losses, model
-
-
-class Losses(SkorchCallback):
-    """Notes the losses."""
-
-    def __init__(self) -> None:
-        self.found = []
-
-    def on_batch_end(self, net, loss=None, training=None, **kwargs):
-        if training:
-            self.found.append(float(loss.detach()))
 
 
 def skorch_net(criterion, **options):
@@ -138,15 +128,8 @@ def skorch_net(criterion, **options):
 
 
 def by_skorch(criterion, folder):
-    losses = Losses()
-    net = skorch_net(criterion, callbacks=[losses])
-    net.fit(Pairs(), y=None)
-    return losses.found, net.module_
+    net = skorch_net(criterion).fit(Pairs(), y=None)
+    return [loss for epoch in net.history[:, "batches", :, "train_loss"] for loss in epoch], net.module_
 
 
-RUNS = {
-    "lightning": by_lightning,
-    "transformers": by_transformers,
-    "accelerate": by_accelerate,
-    "skorch": by_skorch,
-}
+RUNS = {"lightning": by_lightning, "transformers": by_transformers, "accelerate": by_accelerate, "skorch": by_skorch}

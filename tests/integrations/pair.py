@@ -1,7 +1,4 @@
-"""Trains in as many processes as the environment says, by Lightning, by accelerate and by the trainer of Hugging Face.
-
-python pair.py OUT; the tests start it twice and compare with a plain loop in one process.
-"""
+"""Trains in two processes by Lightning, by accelerate and by the trainer of Hugging Face, and in one by a plain loop."""
 
 from __future__ import annotations
 
@@ -10,11 +7,19 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+import lightning as L
 import torch
+import transformers
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch.utils.data import DataLoader
 
 from compensate import InputError, methods
 from compensate.data import Indexed
+from compensate.integrations.accelerate import prepare
+from compensate.integrations.lightning import CompensationCallback
+from compensate.integrations.transformers import CompensatedTrainer
+from compensate.training import together
 
 C, BATCH, EPOCHS, RATE = 3, 8, 2, 0.3
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
@@ -37,8 +42,6 @@ class Case(NamedTuple):
 CASES = [Case(16), Case(19), Case(19, drop_last=True), Case(22), Case(23), Case(23, drop_last=True)]
 ACCUMULATED = Case(27, accumulate=2)
 """The last two batches of an epoch are one step of the optimizer, and only the second of them is filled up."""
-
-
 MANY = Case(64)
 """Enough samples that an epoch is looked at for an index that is the place in the batch."""
 
@@ -80,11 +83,6 @@ def tensors(net, made) -> dict[str, torch.Tensor]:
 
 
 def by_lightning(method: str, folder: Path, case: Case):
-    import lightning as L
-
-    from compensate.integrations.lightning import CompensationCallback
-    from compensate.training import together
-
     whole = method == "mixcomp"  # its threshold counts the batch, so all processes must see all of it
 
     class Module(L.LightningModule):
@@ -113,11 +111,6 @@ def by_lightning(method: str, folder: Path, case: Case):
 
 
 def by_accelerate(method: str, folder: Path, case: Case):
-    from accelerate import Accelerator
-
-    from compensate.integrations.accelerate import prepare
-    from compensate.training import together
-
     accelerator, net, made = Accelerator(cpu=True), model(), criterion(method, case)
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
     loader = DataLoader(data(case), batch_size=BATCH // 2, drop_last=case.drop_last)
@@ -151,10 +144,6 @@ class Classifier(torch.nn.Module):
 
 
 def by_transformers(method: str, folder: Path, case: Case):
-    import transformers
-
-    from compensate.integrations.transformers import CompensatedTrainer
-
     net, made = Classifier(), criterion(method, case)
     arguments = transformers.TrainingArguments(
         str(folder), num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH // 2, max_grad_norm=0.0, report_to=[],
@@ -193,8 +182,6 @@ def stored(library: str, method: str, case: Case, rank: int | str) -> str:
 
 def train_all(out: Path) -> None:
     """Every run, as one of two processes; what it holds in the end goes to a file."""
-    from accelerate.state import AcceleratorState
-
     # These processes are forked: what an earlier test told accelerate, that there is one process, is forgotten first.
     AcceleratorState._reset_state(reset_partial_state=True)
     warnings.simplefilter("ignore")

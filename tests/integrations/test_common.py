@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from compensate import Compensated, InputError, methods
+from compensate.integrations import CriterionHooks, check_optimizers, repeated
 from compensate.integrations.accelerate import prepare
-from compensate.integrations.common import CriterionHooks, check_optimizers, repeated
 from compensate.integrations.transformers import add_index
 from compensate.terms import Sample
 from compensate.training import checkpoint
@@ -29,19 +29,12 @@ def visit(made, index, target):
     return made(torch.randn(len(index), 3), target, index)
 
 
-def test_the_place_in_the_batch_is_no_index():
+def test_the_place_in_the_batch_is_no_index_and_rows_do_not_move_under_it():
     made = CriterionHooks(criterion()).criterion
     visit(made, range(4), [0, 1, 2, 0])
+    before = copy.deepcopy(made.state_dict())
     with pytest.raises(InputError, match="index 1 came with label 1 before and comes with label 2 now"):
         visit(made, range(4), [0, 2, 1, 0])
-
-
-def test_rows_do_not_move_under_a_wrong_index():
-    made = CriterionHooks(criterion()).criterion
-    visit(made, [0, 1], [0, 1])
-    before = copy.deepcopy(made.state_dict())
-    with pytest.raises(InputError):
-        visit(made, [1, 0], [0, 0])
     after = made.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
@@ -121,11 +114,6 @@ def test_resumed_without_its_state_or_used_before():
     assert int(hooks.criterion.total) == 9  # progress goes on from the step that was reached
 
 
-def test_something_else_than_a_criterion():
-    with pytest.raises(InputError, match="CrossEntropyLoss; expected one of compensate"):
-        CriterionHooks(torch.nn.CrossEntropyLoss())
-
-
 class TestOptimizers:
     model = torch.nn.Linear(4, 3)
 
@@ -166,8 +154,6 @@ class TestOptimizers:
         twin = CriterionHooks(methods.meta_weight(), clean=clean)
         twin.load_state_dict(copy.deepcopy(hooks.state_dict()))
         assert twin.meta_optimizer.state_dict()["state"].keys() == {0, 1, 2, 3}
-
-    def test_clean_data_without_a_batch(self):
         hooks = CriterionHooks(methods.meta_weight(), clean=[])
         hooks.begin(total=9)
         with pytest.raises(InputError, match="clean has no batch"):
@@ -195,13 +181,12 @@ def test_the_last_batch_of_an_epoch_is_cut_and_no_other():
     assert criterion.record.visits.tolist() == [2, 2, 2, 0, 0, 0, 0, 0]
     criterion.eval()
     assert criterion(u, y) == torch.nn.functional.cross_entropy(u, y)  # an evaluation is not cut
-
-
-def test_a_loader_says_for_itself_whether_it_is_at_its_end():
-    loader = SimpleNamespace(end_of_dataloader=False, remainder=3)
+    loader = SimpleNamespace(end_of_dataloader=False, remainder=3)  # says for itself whether it is at its end
     criterion = prepare(several(), methods.logcomp(num_samples=8, num_classes=3), loader)
     criterion(*batch())
     assert criterion.record.visits.sum() == 4
+    with pytest.raises(InputError, match="even_batches=False"):
+        prepare(several(even_batches=False), methods.base())
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))])
@@ -212,11 +197,6 @@ def test_a_copy_of_the_criterion_is_in_no_loop(how):
     assert criterion.record.visits.sum() == 4
 
 
-def test_slices_of_different_sizes_are_refused():
-    with pytest.raises(InputError, match="even_batches=False"):
-        prepare(several(even_batches=False), methods.base())
-
-
 def test_a_state_is_refused_where_its_batch_cannot_be_cut():
     hooks = CriterionHooks(methods.logcomp(num_samples=8, num_classes=3))
     hooks.leave_out(lambda size: slice(0, size - 1))
@@ -224,12 +204,8 @@ def test_a_state_is_refused_where_its_batch_cannot_be_cut():
     with pytest.raises(InputError, match=r"repeats samples.*drop_last=True"):
         hooks.criterion.evaluate(torch.nn.Identity(), u, y, index)
     assert not hooks.criterion.record.visits.any()
-
-
-def test_the_loss_of_a_slice_counts_by_its_size():
-    hooks = CriterionHooks(methods.base())
+    hooks = CriterionHooks(methods.base())  # the loss of a slice counts by its size
     hooks.leave_out(lambda size: slice(0, 3), lambda left: left / 2)
-    u, y, _ = batch()
     torch.testing.assert_close(hooks.criterion(u, y), 1.5 * torch.nn.functional.cross_entropy(u[:3], y[:3]))
 
 
@@ -238,18 +214,14 @@ def test_the_loss_of_a_slice_counts_by_its_size():
     [(19, 4, False, False, 1), (19, 4, True, False, 0), (19, 4, False, True, 0), (19, 5, False, True, 1), (20, 4, False, False, 0)],
 )  # fmt: skip
 def test_repetitions_of_a_sampler_are_counted(samples, size, drop_sampler, drop_loader, expected):
-    sampler = DistributedSampler(range(samples), 2, 1, shuffle=False, drop_last=drop_sampler)
-    loader = DataLoader(range(samples), batch_size=size, sampler=sampler, drop_last=drop_loader)
-    assert repeated(loader) == expected
-    seen = sorted(int(k) for rank in (0, 1) for k in _given_out(samples, size, drop_sampler, drop_loader, rank))
+    seen = []
+    for rank in (0, 1):
+        sampler = DistributedSampler(range(samples), 2, rank, shuffle=False, drop_last=drop_sampler)
+        loader = DataLoader(range(samples), batch_size=size, sampler=sampler, drop_last=drop_loader)
+        seen += [int(k) for part in loader for k in part]
+        assert repeated(loader) == expected
     assert len(seen) - len(set(seen)) == expected
     assert repeated(range(3)) == 0
-
-
-def _given_out(samples, size, drop_sampler, drop_loader, rank):
-    sampler = DistributedSampler(range(samples), 2, rank, shuffle=False, drop_last=drop_sampler)
-    loader = DataLoader(range(samples), batch_size=size, sampler=sampler, drop_last=drop_loader)
-    return [k for part in loader for k in part]
 
 
 def test_meta_steps_and_several_loaders_refuse_repetitions():
@@ -280,13 +252,10 @@ def test_the_number_goes_with_the_sample():
     data = add_index(rows()).shuffle(seed=0).filter(lambda row: row["label"] == 1)
     assert sorted(data["index"][:]) == [1, 3, 5]
     assert all(row["text"] == f"row {row['index']}" for row in data)
-
-
-def test_each_part_is_numbered_on_its_own():
     parts = add_index(datasets.DatasetDict(train=rows(), test=rows(3)))
     assert isinstance(parts, datasets.DatasetDict)
     assert parts["test"]["index"][:] == [0, 1, 2]
-    assert len(parts["train"]["index"][:]) == 6
+    assert len(parts["train"]["index"][:]) == 6  # each part is numbered on its own
 
 
 def test_numbering_twice_is_once_and_another_column_is_left_alone():

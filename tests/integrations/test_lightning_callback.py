@@ -8,13 +8,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 pytest.importorskip("lightning")
 pytest.importorskip("transformers")
+pytest.importorskip("datasets")
 pytest.importorskip("skorch")
 
 import lightning as L
 from integrations_runs import Module, trainer
 from loops import BATCH, METHODS, RATE, SCHEDULED, C, N, assert_same, loader, plain
 
-from compensate import InputError, methods
+from compensate import InputError, meta_step, methods
 from compensate.data import Indexed
 from compensate.integrations.lightning import CompensationCallback
 
@@ -28,16 +29,14 @@ pytestmark = [
 class Small(L.LightningModule):
     """A linear model: where the model does not matter."""
 
-    def __init__(self, criterion, step=None) -> None:
+    def __init__(self, criterion) -> None:
         super().__init__()
-        self.layer, self.criterion, self.step = torch.nn.Linear(4, C), criterion, step
+        self.layer, self.criterion = torch.nn.Linear(4, C), criterion
 
     def forward(self, x):
         return self.layer(x)
 
     def training_step(self, batch, k):
-        if self.step is not None:
-            return self.step(self, batch, k)
         x, y, index = batch
         return self.criterion(self(x), y, index)
 
@@ -49,13 +48,12 @@ X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(N) % C
 
 
-def small(order=None, **options):
-    order = torch.arange(N) if order is None else order
-    return DataLoader(Indexed([(X[k], Y[k]) for k in order]), batch_size=BATCH, **options)
+def small():
+    return DataLoader(Indexed(list(zip(X, Y, strict=True))), batch_size=BATCH)
 
 
-def logcomp(n=N):
-    return methods.logcomp(num_samples=n, num_classes=C)
+def logcomp():
+    return methods.logcomp(num_samples=N, num_classes=C)
 
 
 # coming back
@@ -97,12 +95,7 @@ def test_no_criterion_and_two(tmp_path):
 
 @pytest.mark.parametrize("build", [lambda: methods.meta_logit(num_samples=N, num_classes=C), methods.meta_weight])
 def test_meta_steps_are_taken_before_each_step(build, tmp_path):
-    from compensate import meta_step
-
-    torch.manual_seed(0)
-    expected = Small(build())
-    torch.manual_seed(0)
-    module = Small(build())
+    expected, module = Small(build()), Small(build())
     module.load_state_dict(expected.state_dict())
     optimizer = torch.optim.SGD(expected.layer.parameters(), lr=RATE)
     networks = build is methods.meta_weight

@@ -7,25 +7,27 @@ import runpy
 from pathlib import Path
 
 import numpy as np
-import pair
 import pytest
 import torch
-from integrations_runs import RUNS
-from loops import FEATURES, METHODS, SCHEDULED, assert_same, plain
 
 from processes import run_pair
 
-# Same losses
 pytest.importorskip("transformers")
+pytest.importorskip("datasets")
 pytest.importorskip("lightning")
 pytest.importorskip("skorch")
 
+import pair
+from integrations_runs import RUNS, by_accelerate
+from loops import FEATURES, METHODS, SCHEDULED, assert_same, plain
 
 ALL = {**METHODS, **FEATURES, **SCHEDULED}
+QUIET = pytest.mark.filterwarnings(
+    "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning", "ignore:.*treespec.*"
+)
 
 
-@pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
-@pytest.mark.filterwarnings("ignore:.*treespec.*")
+@QUIET
 @pytest.mark.parametrize("method", ALL)
 @pytest.mark.parametrize("framework", RUNS)
 def test_the_losses_of_a_plain_loop(framework, method, tmp_path):
@@ -36,17 +38,14 @@ def test_the_losses_of_a_plain_loop(framework, method, tmp_path):
     losses, trained = RUNS[framework](criterion, tmp_path)
     assert len(losses) == len(expected) == 12
     np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-5)
-    assert expected[-1] != pytest.approx(
-        expected[0], abs=0.05
-    )  # something was learned, so that equality means something
+    assert expected[-1] != pytest.approx(expected[0], abs=0.05)  # something was learned
     assert_same(criterion, expected_criterion)
     assert int(criterion.total) == 12
     for one, other in zip(trained.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
-@pytest.mark.filterwarnings("ignore:.*treespec.*")
+@QUIET
 @pytest.mark.parametrize("framework", [name for name in RUNS if name != "skorch"])
 @pytest.mark.parametrize("method", ["logcomp", "scheduled"])
 def test_gradient_accumulation_leaves_tables_and_clock_alone(framework, method, tmp_path):
@@ -58,11 +57,18 @@ def test_gradient_accumulation_leaves_tables_and_clock_alone(framework, method, 
     assert int(criterion.step) == int(criterion.total) == 12
 
 
+@pytest.mark.parametrize("method", ["base", "logcomp", "mixcomp_over_epoch"])
+def test_a_training_resumed_by_accelerate_is_the_uninterrupted_one(method, tmp_path):
+    criteria = whole, first, again = [METHODS[method]() for _ in range(3)]
+    expected, _ = by_accelerate(whole, tmp_path)
+    by_accelerate(first, tmp_path, epochs=1, save=True)
+    losses, _ = by_accelerate(again, tmp_path, epochs=2, load=True)
+    assert losses == pytest.approx(expected[4:], rel=1e-6)
+    assert_same(again, whole, rtol=1e-6, atol=1e-7)
+    assert [int(criterion.total) for criterion in criteria] == [12] * 3
+
+
 # Two processes
-pytest.importorskip("lightning")
-pytest.importorskip("transformers")
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What two processes hold in the end."""

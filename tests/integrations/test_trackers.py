@@ -78,10 +78,8 @@ def test_a_run_of_weights_and_biases_is_told_the_figures_and_the_files(
 def test_tensorboard_is_told_of_every_epoch(tmp_path: Path) -> None:
     """The trackers of a training are accelerate's; here the file that TensorBoard reads."""
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    from compensate.training.hardware import Trackers
+    from compensate.training.fitting import Config, tracking
 
-    tracked = Trackers(["tensorboard"], tmp_path)
-    tracked.begin({"method": "logcomp"})
-    tracked.log({"loss": 0.5}, 1)
-    tracked.finish()
+    with tracking(["tensorboard"], tmp_path, Config(method="logcomp")) as track:
+        track({"epoch": 1, "loss": 0.5})
     assert [p for p in tmp_path.rglob("events.out.tfevents*") if p.stat().st_size > 0]

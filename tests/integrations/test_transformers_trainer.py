@@ -12,12 +12,13 @@ pytest.importorskip("datasets")
 pytest.importorskip("lightning")
 pytest.importorskip("skorch")
 
+import datasets
 import transformers
 from integrations_runs import hf_trainer, rows
-from loops import BATCH, FEATURES, METHODS, RATE, C, N, assert_same, bert, plain, words
+from loops import BATCH, FEATURES, METHODS, RATE, C, N, Net, assert_same, bert, loader, plain, words
 
-from compensate import InputError, methods
-from compensate.integrations.transformers import IndexCollator
+from compensate import InputError, meta_step, methods
+from compensate.integrations.transformers import IndexCollator, add_index
 
 
 def logcomp(n=N):
@@ -63,11 +64,8 @@ def test_the_trainer_drops_no_index_and_shuffling_carries_it(tmp_path):
 @pytest.mark.parametrize("keep", ["removed", "formatted"])
 def test_the_index_is_dropped_before(keep, tmp_path):
     data = rows()
-    data = (
-        data.remove_columns("index")
-        if keep == "removed"
-        else data.with_format("torch", columns=["input_ids", "labels"])
-    )
+    columns = ["input_ids", "labels"]
+    data = data.remove_columns("index") if keep == "removed" else data.with_format("torch", columns=columns)
     with pytest.raises(InputError, match=r'the training batch has no "index".*add_index'):
         hf_trainer(logcomp(), tmp_path, data=data).train()
     made = hf_trainer(methods.label_smoothing(lam=0.1), tmp_path, data=data, epochs=1)
@@ -110,10 +108,6 @@ def test_two_losses_at_once(tmp_path):
 
 def test_meta_steps_are_taken(tmp_path):
     """Against the same meta steps of a model that was cut by hand."""
-    from loops import Net, loader
-
-    from compensate import meta_step
-
     ids, target = words()
     expected, criterion = (methods.meta_logit(num_samples=N, num_classes=C) for _ in range(2))
     net = Net()
@@ -165,3 +159,86 @@ def test_evaluation_gives_the_plain_loss_and_moves_nothing(method, numbered, tmp
     last = [entry["eval_loss"] for entry in made.state.log_history if "eval_loss" in entry][-1]
     assert last == pytest.approx(float(torch.nn.functional.cross_entropy(net(ids), target).detach()), rel=1e-3)
     assert made.predict(data).predictions.shape == (N, C)
+
+
+# labels of tokens: padding, pieces of words, and a row for a sentence or for each token
+LENGTHS = [3, 5, 4, 6, 3, 5, 4, 6, 3, 5, 4, 6]
+
+
+def sentences():
+    """Token numbers with a tag each; the first and last, and every second piece of a word, have none."""
+    torch.manual_seed(0)
+    ids = [torch.randint(5, 20, (n,)).tolist() for n in LENGTHS]
+    tags = [[-100, *(-100 if t % 4 == 3 else t % C for t in row[1:-1]), -100] for row in ids]
+    return datasets.Dataset.from_dict({"input_ids": ids, "labels": tags})
+
+
+def pad(samples):
+    longest = max(len(s["input_ids"]) for s in samples)
+
+    def row(values, fill):
+        return values + [fill] * (longest - len(values))
+
+    return {
+        "input_ids": torch.tensor([row(s["input_ids"], 0) for s in samples]),
+        "attention_mask": torch.tensor([row([1] * len(s["input_ids"]), 0) for s in samples]),
+        "labels": torch.tensor([row(s["labels"], -100) for s in samples]),
+    }
+
+
+def tagger():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=C,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return transformers.BertForTokenClassification(config)
+
+
+def by_hand(criterion, data, epochs=2):
+    """The same training in a plain loop."""
+    model, collate = tagger(), IndexCollator(pad)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for _ in range(epochs):
+        for first in range(0, len(LENGTHS), BATCH):
+            batch = collate([data[k] for k in range(first, first + BATCH)])
+            labels, index = batch.pop("labels"), batch.pop("index")
+            optimizer.zero_grad()
+            criterion(model(**batch).logits.movedim(-1, 1), labels, index).backward()
+            optimizer.step()
+        criterion.end_epoch()
+    return model
+
+
+@pytest.mark.parametrize("places", [None, "labels"])
+@pytest.mark.parametrize("name", ["logcomp", "mixcomp", "elr"])
+def test_a_tagger_trains_with_a_row_for_each_sentence_or_token(name, places, tmp_path):
+    data = add_index(sentences(), places=places)
+    sizes = {"num_samples": len(LENGTHS) if places is None else sum(LENGTHS)} | (
+        {} if name == "mixcomp" else {"num_classes": C}
+    )
+    criterion, expected = (getattr(methods, name)(**sizes) for _ in range(2))
+    running = hf_trainer(criterion, tmp_path, model=tagger(), data=data, epochs=2, data_collator=pad)
+    if name == "elr" and places is None:
+        with pytest.raises(InputError, match=r"index names samples with .* places"):
+            running.train()
+        return
+    running.train()
+    model = by_hand(expected, data)
+    expected.total.copy_(criterion.total)
+    assert_same(criterion, expected)
+    assert_same(running.model, model)
+    visits = criterion.record.visits
+    if places is None:
+        assert visits.tolist() == [2.0 * any(tag != -100 for tag in row) for row in sentences()["labels"]]
+        assert visits.sum() > 0
+    else:
+        tagged = torch.tensor([tag != -100 for row in sentences()["labels"] for tag in row])
+        assert torch.equal(visits > 0, tagged)
+
+
+def test_numbers_that_do_not_fit_the_tokens_are_refused():
+    with pytest.raises(InputError, match="after the tokenizer has cut them"):
+        IndexCollator(pad)([{"input_ids": [5, 6], "labels": [0, 1], "index": [0, 1, 2]}])
+    with pytest.raises(InputError, match='no column "tags"'):
+        add_index(sentences(), places="tags")

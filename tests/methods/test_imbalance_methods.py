@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import matplotlib as mpl
@@ -12,23 +11,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import assert_slope, clean_loss
 from torch import nn
 
-from compensate import InputError, meta_step
-from compensate.core.taxonomy import relative_change_by_class
-from compensate.methods import (
-    arcface,
-    balanced_arcface,
-    isda,
-    ldam,
-    logit_adjustment,
-    meta_logit_adjustment,
-    metasaug,
-    posthoc_logit_adjustment,
-)
-from compensate.terms.margins import CosineHead
+from compensate import InputError, meta_step, methods
+from compensate.terms.classes import CosineHead
 from compensate.terms.meta import meta_gradient
 from experiments.figures.plots import plot_change_by_class
+from experiments.figures.trained import relative_change_by_class
 
 # Logit imbalance
 COUNTS = [70, 20, 10]
@@ -47,23 +37,23 @@ def naive_adjusted(u, y, counts, tau):
 @pytest.mark.parametrize("tau", [0.0, 0.7, 1.0, 2.5])
 def test_logit_adjustment_is_equation_29(tau):
     u, y = torch.randn(9, 3).double(), torch.randint(3, (9,))
-    s = logit_adjustment(class_counts=COUNTS, tau=tau).double().evaluate(IDENTITY, u, y)
+    s = methods.logit_adjustment(class_counts=COUNTS, tau=tau).double().evaluate(IDENTITY, u, y)
     assert torch.allclose(s.losses, torch.tensor(naive_adjusted(u, y, COUNTS, tau)).double(), atol=1e-6)
 
 
 def test_any_increasing_function_will_do_and_others_are_refused():
     u, y = torch.randn(5, 3), torch.tensor([0, 1, 2, 2, 1])
-    loss = logit_adjustment(class_counts=COUNTS, g=torch.sqrt)(u, y)
+    loss = methods.logit_adjustment(class_counts=COUNTS, g=torch.sqrt)(u, y)
     assert torch.allclose(loss, F.cross_entropy(u + torch.tensor([0.7, 0.2, 0.1]).sqrt(), y))
     with pytest.raises(InputError, match="increasing"):
-        logit_adjustment(class_counts=COUNTS, g=torch.neg)
+        methods.logit_adjustment(class_counts=COUNTS, g=torch.neg)
     with pytest.raises(InputError, match=r"classes \[1\] have no training sample"):
-        logit_adjustment(class_counts=[5, 0, 3])
+        methods.logit_adjustment(class_counts=[5, 0, 3])
 
 
 def test_posthoc_form_is_bayes_for_balanced_classes():
     p = torch.tensor([[0.6, 0.3, 0.1]])
-    balanced = posthoc_logit_adjustment(p.log(), class_counts=COUNTS).softmax(-1)
+    balanced = methods.posthoc_logit_adjustment(p.log(), class_counts=COUNTS).softmax(-1)
     expected = np.array([0.6 / 70, 0.3 / 20, 0.1 / 10])
     assert np.allclose(balanced.numpy(), expected / expected.sum())
 
@@ -71,7 +61,7 @@ def test_posthoc_form_is_bayes_for_balanced_classes():
 # meta logit adjustment
 def test_meta_logit_adjustment_is_equation_a1():
     u, y = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 2, 1, 0])
-    criterion = meta_logit_adjustment(class_counts=COUNTS).double()
+    criterion = methods.meta_logit_adjustment(class_counts=COUNTS).double()
     taus = [0.5, 1.5, -0.3]
     next(criterion.tables()).weight.data = torch.tensor(taus).double()[:, None]
     s = criterion.evaluate(IDENTITY, u, y)
@@ -79,30 +69,19 @@ def test_meta_logit_adjustment_is_equation_a1():
     assert torch.allclose(s.losses, torch.tensor(expected).double(), atol=1e-6)
 
 
-def outer_loss(model, criterion, batch, clean, taus, lr):
-    """Eqs. a-2 and a-3 with one SGD step in the place of the inner minimum; a plus sign in front of the sum."""
-    model = copy.deepcopy(model)
-    x, y = batch
-    log_pi = (torch.tensor(COUNTS) / 100).double().log()
-    u = model(x)
-    F.cross_entropy(u + torch.tensor(taus, dtype=torch.double)[y][:, None] * log_pi, y).backward()
-    with torch.no_grad():
-        for p in model.parameters():
-            p -= lr * p.grad
-        return F.cross_entropy(model(clean[0]), clean[1]).item()
-
-
 def test_meta_gradient_of_tau_equals_finite_differences_and_the_step_goes_down(tiny, batch):
     x, y, _ = batch
     clean = torch.randn(9, 4).double(), torch.arange(9) % 3
-    criterion = meta_logit_adjustment(class_counts=COUNTS, lr=0.3).double()
+    criterion = methods.meta_logit_adjustment(class_counts=COUNTS, lr=0.3).double()
     _, s, (grad,), _ = meta_gradient(criterion, tiny, (x, y), clean, lr=0.5)
     assert s.touched[0].keys.tolist() == [0, 1, 2]
+    log_pi = (torch.tensor(COUNTS) / 100).double().log()
+
+    def outer(taus):
+        return clean_loss(tiny, lambda ahead: F.cross_entropy(ahead(x) + taus[y][:, None] * log_pi, y), clean, 0.5)
+
     for c in range(3):
-        ahead = [1.0 + 1e-5 * (k == c) for k in range(3)]
-        behind = [1.0 - 1e-5 * (k == c) for k in range(3)]
-        up, down = (outer_loss(tiny, criterion, (x, y), clean, taus, 0.5) for taus in (ahead, behind))
-        assert grad[c].item() == pytest.approx((up - down) / 2e-5, abs=1e-7)
+        assert_slope(grad[c], outer, torch.ones(3).double(), c)
     meta_step(criterion, tiny, (x, y), clean, lr=0.5)
     assert torch.allclose(next(criterion.tables()).weight, 1.0 - 0.3 * grad, atol=1e-7)
 
@@ -111,7 +90,7 @@ def test_meta_gradient_of_tau_equals_finite_differences_and_the_step_goes_down(t
 def test_tau_may_be_kept_at_least_zero(nonnegative, tiny, batch):
     x, y, _ = batch
     clean = torch.randn(9, 4).double(), torch.arange(9) % 3
-    criterion = meta_logit_adjustment(class_counts=COUNTS, tau=0.0, lr=50.0, nonnegative=nonnegative).double()
+    criterion = methods.meta_logit_adjustment(class_counts=COUNTS, tau=0.0, lr=50.0, nonnegative=nonnegative).double()
     _, _, (grad,), _ = meta_gradient(criterion, tiny, (x, y), clean, lr=0.5)
     assert (grad > 0).any(), "some tau wants to become negative"
     meta_step(criterion, tiny, (x, y), clean, lr=0.5)
@@ -134,7 +113,7 @@ def reference_ldam(cosines, y, counts, *, max_m=0.5, s=30.0, weight=None):
 
 def test_ldam_is_its_definition_before_and_after_the_deferral():
     cosines, y = torch.rand(8, 3).double() * 2 - 1, torch.tensor([0, 0, 0, 1, 1, 2, 0, 2])
-    criterion = ldam(class_counts=COUNTS, scale=30.0, defer=0.5).double().start(4)
+    criterion = methods.ldam(class_counts=COUNTS, scale=30.0, defer=0.5).double().start(4)
     beta = 0.9999
     weight = np.array([(1 - beta) / (1 - beta**n) for n in COUNTS])
     weight *= 3 / weight.sum()
@@ -157,7 +136,11 @@ def test_permuting_the_classes_permutes_the_answer(counts, seed, order):
     moved[:, order] = u
     counted = torch.empty(classes, dtype=torch.long)
     counted[order] = torch.tensor(counts)
-    for make in (logit_adjustment, meta_logit_adjustment, lambda **sizes: ldam(**sizes, defer=None)):
+    for make in (
+        methods.logit_adjustment,
+        methods.meta_logit_adjustment,
+        lambda **sizes: methods.ldam(**sizes, defer=None),
+    ):
         a = make(class_counts=counts).evaluate(IDENTITY, u, y)
         b = make(class_counts=counted).evaluate(IDENTITY, moved, order[y])
         assert torch.allclose(a.losses, b.losses, atol=1e-4)
@@ -180,7 +163,7 @@ def naive_isda(u, z_seen, y_seen, w, y, lam, diagonal=False):
 
 @pytest.mark.parametrize("kind", ["full", "diagonal"])
 def test_isda_is_equation_36_over_two_steps_and_an_epoch_end(kind, tiny):
-    criterion = isda(num_classes=3, feature_dim=6, lam=2.0, covariance=kind).double()
+    criterion = methods.isda(num_classes=3, feature_dim=6, lam=2.0, covariance=kind).double()
     z_seen, y_seen = [], []
     for step in range(3):
         x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
@@ -198,63 +181,37 @@ def test_isda_is_equation_36_over_two_steps_and_an_epoch_end(kind, tiny):
 
 def test_a_head_of_another_shape_is_refused(tiny):
     with pytest.raises(InputError, match="feature_dim"):
-        isda(num_classes=3, feature_dim=5, lam=1.0).double().evaluate(
+        methods.isda(num_classes=3, feature_dim=5, lam=1.0).double().evaluate(
             tiny, torch.randn(4, 4).double(), torch.arange(4) % 3
         )
 
 
 # MetaSAug
-def outer(model, sigma, x, y, clean, lam, lr):
-    """One SGD step under the given covariances (C, D, D), then the clean loss: Eq. 39."""
-    model = copy.deepcopy(model)
-    z = model.features(x)
+def augmented_loss(model, sigma, x, y, lam):
+    """Eq. 36 under the given covariances (C, D, D)."""
     w = model.head.weight
     d = w[None] - w[y][:, None]
-    du = lam / 2 * torch.einsum("bcd,bde,bce->bc", d, sigma[y], d)
-    F.cross_entropy(model.head(z) + du, y).backward()
-    with torch.no_grad():
-        for p in model.parameters():
-            p -= lr * p.grad
-        return F.cross_entropy(model(clean[0]), clean[1]).item()
+    return F.cross_entropy(model(x) + lam / 2 * torch.einsum("bcd,bde,bce->bc", d, sigma[y], d), y)
 
 
 @pytest.mark.parametrize("kind", ["full", "diagonal"])
 def test_metasaug_moves_the_covariance_down_the_clean_loss(kind, tiny):
     x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
     clean = torch.randn(9, 4).double(), torch.arange(9) % 3
-    criterion = metasaug(num_classes=3, feature_dim=6, lam=4.0, lr=0.7, covariance=kind).double()
+    criterion = methods.metasaug(num_classes=3, feature_dim=6, lam=4.0, lr=0.7, covariance=kind).double()
     criterion.evaluate(tiny, x, y)
     _, _, (grad,), _ = meta_gradient(criterion, tiny, (x, y), clean, lr=0.5)
-    covariance = criterion.terms["logit"].terms[0].covariance
+    covariance = criterion.terms_of("logit")[0].covariance
     sigma = torch.stack([covariance.of(c) if kind == "full" else covariance.of(c).diag() for c in range(3)])
-    for entry in [(0, 1, 1), (1, 3, 3), (2, 0, 5)]:
-        if kind == "diagonal" and entry[1] != entry[2]:
-            continue
-        values = []
-        for h in (1e-4, -1e-4):
-            other = sigma.clone()
-            other[entry] += h
-            values.append(outer(tiny, other, x, y, clean, 4.0, 0.5))
-        found = grad[entry] if kind == "full" else grad[entry[:2]]
-        assert found.item() == pytest.approx((values[0] - values[1]) / 2e-4, abs=1e-7)
+
+    def outer(sigma):
+        return clean_loss(tiny, lambda ahead: augmented_loss(ahead, sigma, x, y, 4.0), clean, 0.5)
+
+    for entry in [(0, 1, 1), (1, 3, 3), *([(2, 0, 5)] if kind == "full" else [])]:
+        assert_slope(grad[entry] if kind == "full" else grad[entry[:2]], outer, sigma, entry, h=1e-4)
     assert grad.abs().max() > 1e-6
     meta_step(criterion, tiny, (x, y), clean, lr=0.5)
     assert torch.allclose(next(criterion.tables()).weight, -0.7 * grad)
-
-
-# what both hold
-@pytest.mark.parametrize("kind", ["full", "diagonal"])
-def test_statistics_of_two_processes_add_up_to_those_of_one(kind, tiny):
-    tiny.eval()
-    x, y = torch.randn(12, 4).double(), torch.arange(12) % 3
-    one, *two = (isda(num_classes=3, feature_dim=6, lam=1.0, covariance=kind).double() for _ in range(3))
-    one.evaluate(tiny, x, y)
-    for criterion, half in zip(two, (slice(5), slice(5, None)), strict=True):
-        criterion.evaluate(tiny, x[half], y[half])
-    whole, *halves = (next(c.statistics()) for c in (one, *two))
-    assert set(whole.merges.values()) == {"sum"}
-    for name in whole.merges:
-        assert torch.allclose(getattr(whole, name), sum(getattr(h, name) for h in halves))
 
 
 # Logit margins
@@ -292,7 +249,7 @@ def test_arcface_is_equation_40_and_the_guard_holds_past_pi(m, s):
     rng = np.random.default_rng(0)
     angles, y = rng.uniform(0.01, math.pi - 0.01, (50, 4)), rng.integers(4, size=50)
     u = torch.tensor(s * np.cos(angles))
-    state = arcface(margin=m, scale=s).evaluate(nn.Identity(), u, torch.tensor(y))
+    state = methods.arcface(margin=m, scale=s).evaluate(nn.Identity(), u, torch.tensor(y))
     assert np.allclose(state.losses.numpy(), naive_arcface(angles, y, m, s), atol=1e-6)
     if m == 1.2:
         assert (angles[np.arange(50), y] + m > math.pi).sum() > 5, "the guard was at work"
@@ -300,18 +257,7 @@ def test_arcface_is_equation_40_and_the_guard_holds_past_pi(m, s):
 
 def test_cosine_head_gives_cosines():
     head, z = CosineHead(5, 3, scale=7.0), torch.randn(4, 5)
-    for i in range(4):
-        for c in range(3):
-            w = head.weight[c].detach().numpy()
-            expected = 7.0 * w @ z[i].numpy() / np.linalg.norm(w) / np.linalg.norm(z[i].numpy())
-            assert head(z)[i, c].item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_logits_that_are_no_cosines_are_refused():
-    with pytest.raises(InputError, match="CosineHead"):
-        arcface(scale=1.0)(torch.tensor([[3.0, 0.0]]), torch.tensor([0]))
-    with pytest.raises(InputError, match="radians"):
-        arcface(margin=45.0)
+    torch.testing.assert_close(head(z), 7.0 * F.cosine_similarity(z[:, None], head.weight[None], dim=-1))
 
 
 # group margins
@@ -319,8 +265,8 @@ def test_balanced_arcface_is_equation_41_by_class_or_by_sample():
     rng = np.random.default_rng(1)
     angles, y = rng.uniform(0.01, math.pi - 0.01, (30, 4)), rng.integers(4, size=30)
     u, margins = torch.tensor(8 * np.cos(angles)), np.array([0.1, 0.9])
-    by_class = balanced_arcface(class_groups=[0, 1, 1, 0], scale=8.0).double()
-    by_sample = balanced_arcface(num_groups=2, scale=8.0).double()
+    by_class = methods.balanced_arcface(class_groups=[0, 1, 1, 0], scale=8.0).double()
+    by_sample = methods.balanced_arcface(num_groups=2, scale=8.0).double()
     group = rng.integers(2, size=30)
     for criterion in (by_class, by_sample):
         next(criterion.tables()).weight.data = torch.tensor(margins)
@@ -332,56 +278,38 @@ def test_balanced_arcface_is_equation_41_by_class_or_by_sample():
         by_sample(u, torch.tensor(y))
 
 
-def logit_margins_outer(model, margins, x, y, groups, clean, lr):
-    model = copy.deepcopy(model)
-    u = model(x)
-    s = model.head.scale
-    theta = (u[torch.arange(len(y)), y] / s).acos()
-    u = u.clone()
-    u[torch.arange(len(y)), y] = s * (theta + margins[groups[y]]).cos()
-    F.cross_entropy(u, y).backward()
-    with torch.no_grad():
-        for p in model.parameters():
-            p -= lr * p.grad
-        return F.cross_entropy(model(clean[0]), clean[1]).item()
-
-
 def test_group_margins_follow_equation_42():
     model = CosineNet().double()
     x, y = torch.randn(9, 4).double(), torch.arange(9) % 3
     clean = torch.randn(6, 4).double(), torch.arange(6) % 3
     groups = torch.tensor([0, 1, 1])
-    criterion = balanced_arcface(class_groups=groups, margin=0.3, scale=8.0, lr=0.5).double()
+    criterion = methods.balanced_arcface(class_groups=groups, margin=0.3, scale=8.0, lr=0.5).double()
     start = next(criterion.tables()).weight.detach().clone()
     _, _, (grad,), _ = meta_gradient(criterion, model, (x, y), clean, lr=0.2)
+
+    def shifted_loss(ahead, margins):
+        u = ahead(x).clone()
+        theta = (u[torch.arange(9), y] / 8.0).acos()
+        u[torch.arange(9), y] = 8.0 * (theta + margins[groups[y]]).cos()
+        return F.cross_entropy(u, y)
+
+    def outer(margins):
+        return clean_loss(model, lambda ahead: shifted_loss(ahead, margins), clean, 0.2)
+
     for g in range(2):
-        values = []
-        for h in (1e-5, -1e-5):
-            margins = start.clone()
-            margins[g] += h
-            values.append(logit_margins_outer(model, margins, x, y, groups, clean, 0.2))
-        assert grad[g].item() == pytest.approx((values[0] - values[1]) / 2e-5, abs=1e-6)
+        assert_slope(grad[g], outer, start, g, tolerance=1e-6)
     meta_step(criterion, model, (x, y), clean, lr=0.2)
     assert torch.allclose(next(criterion.tables()).weight, (start - 0.5 * grad).clamp(min=0))
     assert grad.abs().max() > 1e-5
 
 
-# Logit trained
-EPOCHS, BATCH, SEEDS = 30, 64, (0, 1)
-
-
 @pytest.mark.slow
 def test_the_picture_shows_the_largest_class_first():
     mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
     ax = plot_change_by_class(torch.tensor([0.5, -0.2, 0.1]), class_counts=[5, 80, 20])
     assert [bar.get_height() for bar in ax.patches] == pytest.approx([-0.2, 0.1, 0.5])
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["1", "2", "0"]
-    colors = {bar.get_facecolor() for bar in ax.patches}
-    assert len(colors) == 2
-    assert plot_change_by_class(torch.tensor([0.5, -0.2, 0.1]), ax=ax) is ax
-    plt.close(ax.figure)
+    mpl.pyplot.close(ax.figure)
     with pytest.raises(InputError, match="class_counts"):
         plot_change_by_class(torch.zeros(3), class_counts=[1, 2])
     with pytest.raises(InputError, match="no batch"):

@@ -60,8 +60,6 @@ def test_taxonomy_row_is_what_the_composition_says(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_state_survives_copies_pickles_and_state_dicts(name):
-    from tiny import TinyNet
-
     torch.manual_seed(1)
     criterion, model = METHODS[name].make(**SIZES), TinyNet(classes=3 + METHODS[name].extra_outputs)
     x, y, i = torch.randn(8, 4), torch.randint(3, (8,)), torch.randperm(40)[:8]
@@ -89,8 +87,6 @@ def test_state_survives_copies_pickles_and_state_dicts(name):
 
 
 def _after_a_step(name, **sizes):
-    from tiny import TinyNet
-
     criterion = METHODS[name].make(**{**SIZES, **sizes}).start(10)
     model = TinyNet(classes=3 + METHODS[name].extra_outputs)
     criterion.evaluate(model, torch.randn(8, 4), torch.arange(8) % 3, torch.arange(8)).loss.backward()
@@ -101,8 +97,7 @@ def _assert_refused(criterion, state, said):
     """On its own and as a part of a module, and nothing has been loaded."""
     before = copy.deepcopy(criterion.state_dict())
     within = torch.nn.ModuleDict({"head": torch.nn.Linear(2, 2), "criterion": criterion})
-    whole = {**{f"head.{key}": value for key, value in within["head"].state_dict().items()}}
-    whole |= {f"criterion.{key}": value for key, value in state.items()}
+    whole = within.state_dict() | {f"criterion.{key}": value for key, value in state.items()}
     for module, given in ((criterion, state), (within, whole)):
         with pytest.raises(InputError, match=said):
             module.load_state_dict(given)
@@ -153,78 +148,37 @@ def test_terms_have_one_name(name):
 def test_measured_direction_agrees_with_the_taxonomy(name):
     row = METHODS[name]
     change = measured_change(row)
-    assert change.agrees(row), str(change)
+    # A method of mixed direction may have one direction on a single batch.
+    assert change.direction == "none" or row.taxonomy.direction in ("mixed", change.direction), str(change)
     # D2L waits for the dimensionality of its features to turn, and the floor under the loss for a loss below it: neither
     # comes in a short training. Their own tests measure them.
     assert (change.direction == "none") == (name in ("base", "d2l", "loss_bound"))
 
 
 WEIGHTS = [0.5, 2.0, 1.0]
-OWN_WEIGHTS = {"ldam": {"defer": None}}
-"""Methods with weights of their own, and how to leave those out."""
 
 
-def _unweighted(name):
-    """The sizes from which a method makes no class weights of its own."""
-    return {key: size for key, size in SIZES.items() if key != "class_counts" or name != "metasaug"}
-
-
-def _three_steps(name, *, weight=None, later=None):
-    from tiny import TinyNet
-
-    torch.manual_seed(1)
-    row = METHODS[name]
-    criterion = row.make(**_unweighted(name), **OWN_WEIGHTS.get(name, {}), weight=weight).start(10)
-    if later is not None:
-        criterion.weight = torch.tensor([*later, *[1.0] * row.extra_outputs])
-    model = TinyNet(classes=3 + row.extra_outputs)
-    x, y, i = torch.randn(8, 4), torch.arange(8) % 3, torch.arange(8)
-    losses = []
-    for _ in range(3):
-        torch.manual_seed(2)
-        s = criterion.evaluate(model, x, y, i)
-        s.loss.backward()
-        losses.append(s.loss.detach())
-    state = {key: value for key, value in criterion.state_dict().items() if key != "weight"}
-    return {"losses": torch.stack(losses), "gradient": model.head.weight.grad, **state}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_class_weights_may_be_given_or_set_later(name):
-    plain, given, later = (
-        _three_steps(name), _three_steps(name, weight=WEIGHTS), _three_steps(name, later=WEIGHTS)
-    )  # fmt: skip
-    ones = _three_steps(name, weight=torch.ones(3))
-    assert not torch.allclose(given["losses"], plain["losses"])
-    for key, value in given.items():
-        torch.testing.assert_close(later[key], value, rtol=1e-6, atol=1e-7, msg=lambda m, key=key: f"{key}: {m}")
-        torch.testing.assert_close(ones[key], plain[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
-
-
-def test_two_kinds_of_weights_are_refused():
-    with pytest.raises(InputError, match="defer=None"):
-        METHODS["ldam"].make(class_counts=[9, 3, 1], weight=WEIGHTS)
-
-
-@pytest.mark.parametrize("given", [[[1.0, 2.0]], torch.tensor([1, 2])])
-def test_weights_that_are_none_are_refused(given):
-    with pytest.raises(InputError, match="for each class"):
-        METHODS["base"].make(weight=given)
-
-
-def test_weights_of_another_number_of_classes_are_refused():
-    with pytest.raises(InputError, match="one weight for each class"):
-        METHODS["base"].make(weight=[1.0, 2.0])(torch.randn(2, 3), torch.tensor([0, 1]))
+def test_weights_of_another_number_of_classes_and_missing_inputs_are_refused():
+    for name, settings, said in (
+        ("base", {"weight": [1.0, 2.0]}, "one weight for each class"),
+        ("proselflc", {}, "start"),
+        ("distillation", {"teacher": TinyNet()}, r"criterion\.evaluate"),
+        ("gated_category", {"num_classes": 4}, "the gate, has 5 classes"),
+        ("arcface", {"scale": 1.0}, "CosineHead"),
+    ):
+        with pytest.raises(InputError, match=said):
+            find(name).build(**settings)(torch.full((2, 3), 3.0), torch.tensor([0, 1]))
 
 
 # the arguments that every method shares with torch's losses
 def _one_step(name, target, **options):
     """Loss and gradient of a step after another one, and all that is kept then."""
-    from tiny import TinyNet
-
     torch.manual_seed(1)
     row = METHODS[name]
-    criterion, model = row.make(**_unweighted(name), **options).start(10), TinyNet(classes=3 + row.extra_outputs)
+    sizes = {
+        key: size for key, size in SIZES.items() if key != "class_counts" or name != "metasaug"
+    }  # no weights of its own
+    criterion, model = row.make(**sizes, **options).start(10), TinyNet(classes=3 + row.extra_outputs)
     x, i = torch.randn(8, 4), torch.arange(8)
     for _ in range(2):
         torch.manual_seed(2)
@@ -327,6 +281,12 @@ REFUSED = [
     ("distillation", {"teacher": torch.zeros(3)}, None), ("distillation", {"teacher": TEACHER, "form": "old"}, "form"),
     ("distillation", {"teacher": TEACHER, "temperature": 0.0}, "temperature"),
     ("guess_label", {"guess": torch.zeros(3).long()}, None), ("guess_label", {"guess": TEACHER, "lam": 1.1}, "lam"),
+    ("mix_level_label", {"class_counts": [60, 20, 4], "lam": 0.7}, "lam"), ("mix_level_label", {"class_counts": [60, 20, 4], "head": 0.8}, "head"),
+    ("mix_level_label", {"class_counts": [5, 0, 1]}, "no training sample"), ("ldam", {"class_counts": [9, 3, 1], "weight": [0.5, 2.0, 1.0]}, "defer=None"),
+    ("base", {"weight": [[1.0, 2.0]]}, "for each class"), ("base", {"weight": torch.tensor([1, 2])}, "for each class"),
+    ("meta_loss", {"num_samples": 9, "temperature": 0.0}, "temperature"), ("causal_logit", {"bound": 0}, "bound"), ("mixcomp", {"floor": -1}, "floor is -1"),
+    ("self_paced_logit", {"num_classes": 3, "growth": 1.0}, "growth"), ("augmix", {"alpha": 0}, "alpha"), ("arcface", {"margin": 45.0}, "radians"),
+    ("logcomp", {**ROWS, "preset": "papr"}, 'preset is "papr"'),
     ("data_ambiguation", {"alpha": 1}, "alpha"), ("data_ambiguation", {"beta": 2, "beta_end": None}, "beta"),
     ("mixcomp", {"pro": 101}, "pro"), ("mixcomp", {"pro": -1}, "pro"), ("mixcomp", {"over": "epoch"}, None),
     ("mixcomp", {"over": "run"}, "over"), ("mixcomp", {"eta": -1.0}, "eta"), ("mixcomp", {"warmup": (0.5, 0.2)}, None),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from compensate import Compensated, InputError, compose, meta_step
-from compensate.core.taxonomy import change
+from compensate.core.criterion import change
 from compensate.models import GCN
 from compensate.terms import L1, Between
 from compensate.terms.structure import Dissimilarity, Edges
@@ -89,9 +89,8 @@ def test_a_number_that_edges_share_is_charged_once(weight):
 
 def test_prior_knowledge_is_how_unlike_the_ends_are():
     net = small()
-    s = Compensated(structure=lambda s: -Dissimilarity(0.5)(s)).evaluate(
-        net, torch.arange(4), torch.tensor([0, 1, 1, 0])
-    )
+    criterion = Compensated(structure=lambda s: -Dissimilarity(0.5)(s))
+    s = criterion.evaluate(net, torch.arange(4), torch.tensor([0, 1, 1, 0]))
     for e, (i, j) in enumerate(net.edges.T.tolist()):
         a, b = net.x[i], net.x[j]
         assert s.da[e].item() == pytest.approx(-0.5 * (1 - (a @ b / a.norm() / b.norm()).item()))
@@ -116,6 +115,9 @@ def test_clean_nodes_teach_which_edges_to_drop():
     assert table.dense()[18:].mean() < table.dense()[:18].mean()
 
 
+LINEAR, ZEROS = torch.nn.Linear(2, 2), torch.zeros(4).long()
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -126,20 +128,9 @@ def test_clean_nodes_teach_which_edges_to_drop():
         (lambda: with_wrong_edges(np.zeros((2, 1), dtype=int), np.zeros(3), 1.0), "rate"),
         (lambda: with_wrong_edges(np.array([[0], [1]]), np.zeros(3), 0.5), "lower the rate"),
         (lambda: Compensated(logit=Edges(3, penalty=L1(1.0)))(torch.zeros(3, 2), torch.zeros(3).long()), "structure="),
-        (
-            lambda: Compensated(structure=Edges(3, penalty=L1(1.0)))(torch.zeros(3, 2), torch.zeros(3).long()),
-            "evaluate",
-        ),
-        (
-            lambda: compose(target="structure", num_edges=4).evaluate(small(), torch.arange(4), torch.zeros(4).long()),
-            "4 edges",
-        ),
-        (
-            lambda: compose(target="structure", num_edges=4).evaluate(
-                torch.nn.Linear(2, 2), torch.randn(4, 2), torch.zeros(4).long()
-            ),
-            "GCN",
-        ),
+        (lambda: Compensated(structure=Edges(3, penalty=L1(1.0)))(torch.zeros(3, 2), ZEROS[:3]), "evaluate"),
+        (lambda: compose(target="structure", num_edges=4).evaluate(small(), torch.arange(4), ZEROS), "4 edges"),
+        (lambda: compose(target="structure", num_edges=4).evaluate(LINEAR, torch.randn(4, 2), ZEROS), "GCN"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make, said):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
 import zipfile
+from contextlib import ExitStack
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
+import torch
 import typer.main
 
 from compensate import InputError
 from compensate.cli import app
+from compensate.training import Config
 
 # Optional libraries
 if sys.version_info >= (3, 11):
@@ -54,66 +58,43 @@ def name_of(requirement):
     return re.match(r"[\w-]+", requirement)[0].lower()
 
 
-def draw_change():
-    import torch
-
-    from experiments.figures.plots import plot_change_by_class
-
-    plot_change_by_class(torch.zeros(3))
-
-
-def draw_estimator():
-    from compensate.estimators.common import axes
-
-    axes(None, "title")
-
-
-def draw_comparison():
-    from compensate.training.comparison import plot
-
-    plot({"base": [[0.5, 0.6]]}, Path("never.png"))
-
-
-def tune():
-    from compensate.training.tuning import open_study
-
-    open_study(Path("never"), "study", 0)
-
-
-def track():
-    from compensate.training.hardware import Trackers
-
-    Trackers(["tensorboard"], None)
+def run_without(hidden, code, folder):
+    """Runs code in a new interpreter in which some libraries are not there."""
+    hide = f"""
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {sorted(hidden)}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hidden())
+"""
+    done = subprocess.run([sys.executable, "-c", hide + code], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("library", "extra", "task"),
+    ("library", "extra", "function", "arguments"),
     [
-        ("matplotlib", "plots", draw_change),
-        ("matplotlib", "plots", draw_estimator),
-        ("matplotlib", "plots", draw_comparison),
-        ("optuna", "tune", tune),
-        ("accelerate", "accelerate", track),
+        ("matplotlib", "plots", "experiments.figures.plots.plot_change_by_class", (torch.zeros(3),)),
+        ("matplotlib", "plots", "compensate.estimators.common.axes", (None, "title")),
+        ("matplotlib", "plots", "compensate.training.comparison.plot", ({"base": [[0.5, 0.6]]}, Path("never.png"))),
+        ("optuna", "tune", "compensate.training.comparison.open_study", (Path("never"), "study", 0)),
+        ("accelerate", "accelerate", "compensate.training.fitting.tracking", (["tensorboard"], None, Config())),
+        ("pyarrow", "parquet", "compensate.data.parquet.read_arrow", (Path(__file__),)),
     ],
 )
-def test_a_missing_library_is_named_with_the_extra_that_installs_it(hide, monkeypatch, tmp_path, library, extra, task):
+def test_a_missing_library_is_named_with_the_extra_that_installs_it(
+    hide, monkeypatch, tmp_path, library, extra, function, arguments
+):
     monkeypatch.chdir(tmp_path)
+    module, _, name = function.rpartition(".")
+    task = getattr(importlib.import_module(module), name)
     hide(library)
-    with pytest.raises(
-        InputError, match=rf'needs {library}, which is not installed: pip install "compensate\[{extra}\]"'
-    ):
-        task()
+    message = rf'needs {library}, which is not installed: pip install "compensate\[{extra}\]"'
+    with pytest.raises(InputError, match=message), ExitStack() as stack:
+        stack.enter_context(task(*arguments))
     assert not list(tmp_path.iterdir()), "nothing was begun"
     assert library in {name_of(requirement) for requirement in EXTRAS[extra]}
-
-
-def test_reading_parquet_without_pyarrow_names_the_extra(hide, tmp_path):
-    from compensate.data import read_frame
-
-    (tmp_path / "table.parquet").write_bytes(b"PAR1")
-    hide("pyarrow")
-    with pytest.raises(InputError, match=r"reading Parquet needs pyarrow.*compensate\[parquet\]"):
-        read_frame(tmp_path / "table.parquet")
 
 
 def test_every_extra_that_a_message_names_exists():
@@ -125,17 +106,11 @@ def test_every_extra_that_a_message_names_exists():
     assert named <= set(EXTRAS)
 
 
-def test_the_criterion_and_every_method_need_torch_and_numpy_alone():
+def test_the_criterion_and_every_method_need_torch_and_numpy_alone(tmp_path):
     others = {"scikit-learn": "sklearn", "pillow": "PIL"}
     required = {name_of(requirement) for requirement in PROJECT["dependencies"]} - {"torch", "numpy"}
-    hidden = sorted({others.get(name, name) for name in required} | {"matplotlib", "accelerate", "joblib"})
-    code = f"""
-import sys
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {hidden}:
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Hidden())
+    hidden = {others.get(name, name) for name in required} | {"matplotlib", "accelerate", "joblib"}
+    code = """
 import torch, compensate, compensate.terms
 assert len(compensate.METHODS) > 40 and callable(compensate.compose) and callable(compensate.meta_step)
 criterion = compensate.methods.logcomp(num_samples=4, num_classes=3)
@@ -143,32 +118,23 @@ logits = torch.zeros(4, 3, requires_grad=True)
 criterion(logits, torch.tensor([0, 1, 2, 0]), torch.arange(4)).backward()
 assert logits.grad.abs().sum() > 0
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_without(hidden, code, tmp_path)
 
 
 @pytest.mark.slow
 def test_the_command_line_and_the_audit_need_no_extra(tmp_path):
     brought = {name_of(r) for name, rs in EXTRAS.items() for r in rs if name not in ("test", "lint", "docs", "bench")}
-    hidden = sorted(brought - {name_of(r) for r in PROJECT["dependencies"]})
-    code = f"""
-import sys
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {hidden}:
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Hidden())
+    hidden = brought - {name_of(r) for r in PROJECT["dependencies"]}
+    code = """
 from compensate import audit
-from compensate.cli import app
-from compensate.cli import audit as _, compare, demo, train, tune
+from compensate.cli import apply, audit as _, check, compare, consensus, review, train
 from compensate.data import digits
 found = audit(digits().subset(range(100)), encoder="none")
 assert len(found.index) == 100
 found.report("report.html")
 """
-    assert {"matplotlib", "optuna", "ray", "accelerate", "pyarrow"} <= set(hidden)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert {"matplotlib", "optuna", "ray", "accelerate", "pyarrow"} <= hidden
+    run_without(hidden, code, tmp_path)
 
 
 # Wheel contents
@@ -209,7 +175,7 @@ def test_page_data_types_and_license_are_in_the_wheel(names):
 
 # Check hooks
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with the documentation's tools")
-OPTIONS = {name for p in typer.main.get_command(app).commands["check"].params for name in p.opts}  # type: ignore[attr-defined]
+OPTIONS = {name for p in typer.main.get_command(app).commands["check"].load().params for name in p.opts}  # type: ignore[attr-defined]
 
 
 def test_the_hook_is_a_command_that_takes_files() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from compensate.training import Config, fit
 
@@ -87,15 +90,30 @@ sys.addaudithook(watch)
 """Every Python process that finds this on its path is ended when it writes the metrics of the first run that came so far."""
 
 
+def command(
+    *arguments: str | Path, environment: dict[str, str] | None = None, module: str = "compensate", **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a new process."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)], cwd=Path(__file__).parents[2], capture_output=True, text=True,
+        timeout=540, check=False, env={**(environment or os.environ), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}, **options,
+    )  # fmt: skip
+
+
+def environment(place: Path, code: str, **variables: str) -> dict[str, str]:
+    """The environment of a command whose Python processes run this code first."""
+    (place / "sitecustomize.py").write_text(code)
+    path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, **variables}
+
+
 def deadly(place: Path, deaths: int) -> dict[str, str]:
     """The environment of a command: of all its runs, the first to have metrics loses its process so many times.
 
     `place` keeps the name of that run (``victim``) and the numbers of its processes (``pids``).
     """
     (place / "pids").mkdir(parents=True)
-    (place / "sitecustomize.py").write_text(DEADLY)
-    path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, "DEADLY_PLACE": str(place), "DEADLY_TIMES": str(deaths)}
+    return environment(place, DEADLY, DEADLY_PLACE=str(place), DEADLY_TIMES=str(deaths))
 
 
 COUNTED = """
@@ -119,14 +137,6 @@ sys.addaudithook(watch)
 
 
 def killed_at(change: int, watched: Path, place: Path) -> dict[str, str]:
-    """The environment of a command that is ended before it opens, renames, makes or removes its n-th file under ``watched``.
-
-    Args:
-        change: n, counted from 0.
-        watched: a folder.
-        place: another folder, for the code that does it.
-    """
+    """The environment of a command that is ended before change n, from 0, of files under ``watched``; ``place`` is another folder."""
     place.mkdir(parents=True, exist_ok=True)
-    (place / "sitecustomize.py").write_text(COUNTED)
-    path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, "KILLED_PLACE": str(watched), "KILLED_AT": str(change)}
+    return environment(place, COUNTED, KILLED_PLACE=str(watched), KILLED_AT=str(change))

@@ -10,27 +10,19 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import faults
 import numpy as np
 import pandas as pd
 import pytest
+from faults import command
 
 from compensate.auditing.result import Audit
 
 KILLS = int(os.environ.get("FAULTS", "0"))
 pytestmark = pytest.mark.skipif(not KILLS, reason="`make faults` runs it")
-
-
-def command(
-    *arguments: str | Path, environment: dict[str, str] | None = None, before: Callable[[], None] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "compensate", *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False,
-        env={**(environment or os.environ), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}, preexec_fn=before,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +91,8 @@ def test_a_file_that_is_corrected_in_place_is_the_former_or_the_corrected_one(
 
 
 def test_a_limit_of_file_sizes_ends_an_audit_in_one_error(rows: Path, tmp_path: Path) -> None:
-    done = command(
-        "audit", rows, "--out", tmp_path / "run", before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-    )
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2000, 2000))
+    done = command("audit", rows, "--out", tmp_path / "run", preexec_fn=limit)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: ")
     assert "File too large" in done.stderr
@@ -110,9 +101,10 @@ def test_a_limit_of_file_sizes_ends_an_audit_in_one_error(rows: Path, tmp_path: 
 
 DRIVER = """
 import time
-from compensate.auditing.ray import cluster
+from contextlib import closing
+from compensate.auditing.execution import Cluster
 
-with cluster() as run:
+with closing(Cluster()) as run:
     while run.workers == 1:
         time.sleep(0.1)
     print("ready", flush=True)

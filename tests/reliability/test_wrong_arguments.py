@@ -11,7 +11,8 @@ import typer.main
 from compensate import cli
 from experiments import __main__ as experiments
 
-OURS, PAPER = (typer.main.get_command(m.app).commands for m in (cli, experiments))
+OURS = {name: command.load() for name, command in typer.main.get_command(cli.app).commands.items()}
+PAPER = typer.main.get_command(experiments.app).commands
 COMMANDS = OURS | PAPER
 HOSTILE = "no/such/\u202ething"
 """A path with a sign that turns the rest of a line around."""

@@ -7,7 +7,6 @@ import math
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -50,29 +49,6 @@ def test_any_tree_comes_back_as_it_was(tree):
     tensors = {}
     packed = json.loads(json.dumps(checkpoint.pack(tree, tensors)))
     assert same(checkpoint.unpack(packed, tensors), tree)
-
-
-def test_an_optimizer_comes_back_and_steps_alike(tmp_path):
-    def made():
-        torch.manual_seed(1)
-        model = torch.nn.Linear(3, 2)
-        return model, torch.optim.Adam(model.parameters(), lr=0.1)
-
-    def step(model, optimizer):
-        optimizer.zero_grad()
-        model(torch.ones(4, 3)).square().mean().backward()
-        optimizer.step()
-
-    model, optimizer = made()
-    step(model, optimizer)
-    checkpoint.save_checkpoint(tmp_path, 1, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    found = checkpoint.latest(tmp_path)
-    other, other_optimizer = made()
-    other.load_state_dict(found["model"])
-    other_optimizer.load_state_dict(found["optimizer"])
-    step(model, optimizer)
-    step(other, other_optimizer)
-    assert torch.equal(model.weight, other.weight)
 
 
 def test_tied_weights_and_special_numbers_are_stored(tmp_path):
@@ -140,9 +116,6 @@ def test_what_is_no_value_is_refused_by_its_place(tmp_path):
 
 
 # Resume after kill
-sys.path.insert(0, str(Path(__file__).parent))
-
-
 KILLS = int(os.environ.get("COMPENSATE_KILLS", "6"))
 
 
@@ -191,7 +164,5 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(method, tmp_path):
     expected, found = final(whole), final(broken)
     assert [name for name in expected if expected[name] != found[name]] == []
     stored = load_file(whole / f"checkpoint/step-{total}.safetensors")
-    moved = [
-        k for k, v in stored.items() if k.startswith("/criterion/") and v.is_floating_point() and v.abs().sum() > 0
-    ]
-    assert moved, "nothing was stored by the criterion, so nothing was tested"
+    held = [v for k, v in stored.items() if k.startswith("/criterion/") and v.is_floating_point()]
+    assert any(v.abs().sum() > 0 for v in held), "nothing was stored by the criterion, so nothing was tested"

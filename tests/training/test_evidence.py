@@ -15,7 +15,7 @@ from compensate import InputError
 from compensate.data import digits
 from compensate.methods import logcomp
 from compensate.training.evaluation import even_batches
-from compensate.training.record import train_and_record
+from compensate.training.fitting import train_and_record
 from compensate.training.step import rate
 from processes import run_pair
 

@@ -6,8 +6,7 @@ out-of-fold prediction of models of the samples, :math:`q(t | x)`,
 .. math:: p(t | x_i, \text{votes}) \propto q(t | x_i)^w \prod_{a} \pi_a[t, v_{ia}].
 
 The tables :math:`\pi_a` are fitted by expectation and maximization. Each is shrunk to the table of all annotators, and that to one with equally likely
-errors. The power :math:`w` maximizes the likelihood of the votes. In the paper's taxonomy this compensates labels by prior knowledge, at the level of
-the sample and of the group of an annotator's votes.
+errors. The power :math:`w` maximizes the likelihood of the votes.
 
 Reference: Dawid and Skene, 1979, for the tables; Goh, Tkachenko and Mueller, CROWDLAB, 2022, for combining a model with annotators.
 """
@@ -15,59 +14,39 @@ Reference: Dawid and Skene, 1979, for the tables; Goh, Tkachenko and Mueller, CR
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats import beta
 
 from compensate.auditing.api import audit
-from compensate.auditing.digests import digest_frame, digest_text, short_digest
-from compensate.auditing.labels.classes import Classes
+from compensate.auditing.content import Content, digest_frame, digest_text, short_digest
+from compensate.auditing.findings import Findings
+from compensate.auditing.labels.base import Classes
 from compensate.auditing.result import Audit, by_chance_note
-from compensate.data.dataset import Floats, Ints, Source
+from compensate.data.dataset import Floats, Ints
 from compensate.errors import InputError, nearest
 
-if TYPE_CHECKING:
-    from compensate.auditing.content import Content
-
-POWERS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
-"""Candidate powers of the models' prediction."""
-
-OWN_VOTES, SHARED_VOTES = 20.0, 5.0
-"""Pseudo-votes of each class that shrink an annotator's table to the table of all, and the table of all to one with equally likely errors."""
-
-START_ACCURACY = 0.8
-"""The accuracy of annotators in the first step."""
-
-MAX_STEPS, MIN_GAIN = 100, 1e-6
-"""Steps of expectation and maximization at most, and the gain in mean log-likelihood below which they end."""
-
-LABEL = "consensus"
-"""The column that models learn."""
-
+POWERS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)  # candidate powers of the models' prediction
+OWN_VOTES = 20.0  # pseudo-votes of each class that shrink an annotator's table to the table of all
+SHARED_VOTES = 5.0  # pseudo-votes of each class that shrink the table of all to one with equally likely errors
+START_ACCURACY = 0.8  # of annotators in the first step
+MAX_STEPS, MIN_GAIN = 100, 1e-6  # steps of expectation and maximization, and the least gain in mean log-likelihood
+MAX_ENTRIES = 50_000_000  # entries of the tables of all annotators; with more, annotators share one table
+LABEL = "consensus"  # the column that models learn
 VOTES_ALONE = "The samples do not predict the labels better than by chance, so the votes alone decide."
-"""The note where models of the samples are left out."""
-
-MAX_ENTRIES = 50_000_000
-"""Entries of the tables of all annotators; with more, annotators share one table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Votes(Classes):
-    """Votes of annotators on items.
-
-    Attributes:
-        item, annotator, label: (V,) numbers.
-        items: the number of items.
-        annotators, classes: names.
-        keys: names of the items; by default their numbers.
-    """
+    """Votes of annotators on items: (V,) numbers of the item, the annotator and the label."""
 
     item: Ints
     annotator: Ints
@@ -75,7 +54,7 @@ class Votes(Classes):
     items: int
     annotators: tuple[str, ...]
     classes: tuple[str, ...]
-    keys: tuple[Any, ...] = ()
+    keys: tuple[Any, ...] = ()  # names of the items; by default their numbers
 
     @cached_property
     def counts(self) -> Floats:
@@ -84,9 +63,19 @@ class Votes(Classes):
         np.add.at(counts, (self.item, self.label), 1.0)
         return counts
 
+    @property
+    def names(self) -> NDArray[Any]:
+        """(C,) the names of the classes."""
+        return np.array(self.classes, dtype=object)
+
     def majority(self) -> Ints:
         """(N,) the class with most votes; ties go to the class with more votes on all items."""
         return np.asarray((self.counts + self.counts.sum(0) / (10 * self.counts.sum() + 1)).argmax(1))
+
+    @property
+    def majority_names(self) -> NDArray[Any]:
+        """(N,) the name of the majority's class; empty without a vote."""
+        return np.where(self.counts.sum(1) > 0, self.names[self.majority()], "")
 
     @cached_property
     def by_item(self) -> list[tuple[tuple[str, str], ...]]:
@@ -96,7 +85,7 @@ class Votes(Classes):
             votes[i].append((self.annotators[a], self.classes[c]))
         return [tuple(pairs) for pairs in votes]
 
-    def show(self, content: Content, audit: Audit, row: int) -> Content:
+    def show(self, content: Content, audit: Findings, row: int) -> Content:
         """The item with its votes."""
         return replace(content, votes=self.by_item[int(audit.index[row])])
 
@@ -107,23 +96,14 @@ class Votes(Classes):
 
 @dataclass(frozen=True, eq=False)
 class Consensus:
-    """The consensus of annotators and models.
-
-    Attributes:
-        votes: of the annotators.
-        probabilities: (N, C) of each class.
-        label: (N,) the most likely class.
-        quality: a row for each annotator: votes, accuracy and its 90 % interval.
-        tables: (A, C, C) the votes of each annotator by true class; (1, C, C) if they share one.
-        power: of the models' prediction.
-    """
+    """The consensus of annotators and models."""
 
     votes: Votes
-    probabilities: Floats
-    label: Ints
-    quality: pd.DataFrame
-    tables: Floats
-    power: float
+    probabilities: Floats  # (N, C) of each class
+    label: Ints  # (N,) the most likely class
+    quality: pd.DataFrame  # a row for each annotator: votes, accuracy and its 90 % interval
+    tables: Floats  # (A, C, C) the votes of each annotator by true class; (1, C, C) if they share one
+    power: float  # of the models' prediction
 
     def p_error(self, label: Ints | None = None) -> Floats:
         """(N,) the probability that a label, by default the consensus, is wrong."""
@@ -133,14 +113,12 @@ class Consensus:
     def to_frame(self) -> pd.DataFrame:
         """A row for each item: consensus and its probability, the majority, the share of votes that agree, all votes."""
         rows, total = np.arange(self.votes.items), self.votes.counts.sum(1)
-        names = np.array(self.votes.classes, dtype=object)
-        columns = {
-            "item": self.votes.named(rows), "consensus": names[self.label], "probability": 1 - self.p_error(),
-            "majority": np.where(total > 0, names[self.votes.majority()], ""),
+        return pd.DataFrame({
+            "item": self.votes.named(rows), "consensus": self.votes.names[self.label], "probability": 1 - self.p_error(),
+            "majority": self.votes.majority_names,
             "agreement": self.votes.counts[rows, self.label] / np.maximum(total, 1),
             "votes": ["; ".join(f"{name}: {label}" for name, label in votes) for votes in self.votes.by_item],
-        }  # fmt: skip
-        return pd.DataFrame(columns)
+        })  # fmt: skip
 
     def to_label_again(self, top: int | None = None) -> pd.DataFrame:
         """Items for which another vote helps most, first, with the best annotator who has not voted on each."""
@@ -149,18 +127,14 @@ class Consensus:
         voted = set(zip(self.votes.item.tolist(), self.votes.annotator.tolist(), strict=True))
         best = np.argsort(-self.quality["accuracy"].to_numpy(), kind="stable").tolist()
         ask = [next((self.votes.annotators[a] for a in best if (int(i), a) not in voted), "") for i in order]
-        names = [self.votes.classes[c] for c in self.label[order]]
-        return pd.DataFrame(
-            {"item": self.votes.named(order), "consensus": names, "p_error": doubt[order], "ask": ask}
-        )  # fmt: skip
+        names = self.votes.names[self.label[order]]
+        return pd.DataFrame({"item": self.votes.named(order), "consensus": names, "p_error": doubt[order], "ask": ask})
 
 
 def find_consensus(votes: Votes, log_q: Floats | None = None) -> Consensus:
     """The classes of items, and the quality of annotators.
 
-    Args:
-        votes: of all annotators.
-        log_q: (N, C) out-of-fold log probabilities of models of the samples; by default the votes decide alone.
+    `log_q` (N, C) are out-of-fold log probabilities of models of the samples; by default the votes decide alone.
 
     >>> votes = Votes(np.array([0, 0, 0, 1, 1, 1]), np.array([0, 1, 2] * 2), np.array([0, 0, 1, 1, 1, 0]), 2, ("a", "b", "c"), ("no", "yes"))
     >>> found = find_consensus(votes)
@@ -175,10 +149,8 @@ def find_consensus(votes: Votes, log_q: Floats | None = None) -> Consensus:
     right = np.bincount(votes.annotator, p[votes.item, votes.label], len(votes.annotators))
     count = np.bincount(votes.annotator, minlength=len(votes.annotators))
     low, high = (beta.ppf(level, right + 0.5, count - right + 0.5) for level in (0.05, 0.95))
-    quality = pd.DataFrame(
-        {"votes": count, "accuracy": right / np.maximum(count, 1), "low": low, "high": high},
-        index=pd.Index(votes.annotators, name="annotator"),
-    )
+    names = pd.Index(votes.annotators, name="annotator")
+    quality = pd.DataFrame({"votes": count, "accuracy": right / np.maximum(count, 1), "low": low, "high": high}, names)
     return Consensus(votes, p, p.argmax(1), quality, tables, powers[best])
 
 
@@ -191,9 +163,7 @@ def _fit_tables(votes: Votes, log_prior: Floats) -> tuple[Floats, Floats, float]
 
     def even(accuracy: float) -> Floats:
         """A table with equally likely errors."""
-        table = np.full((classes, classes), (1 - accuracy) / max(classes - 1, 1))
-        np.fill_diagonal(table, accuracy)
-        return table
+        return np.where(np.eye(classes, dtype=bool), accuracy, (1 - accuracy) / max(classes - 1, 1))
 
     tables = np.broadcast_to(even(START_ACCURACY), (1 if shared else len(votes.annotators), classes, classes))
     before, frequency = -np.inf, np.zeros(classes)
@@ -219,9 +189,6 @@ def _fit_tables(votes: Votes, log_prior: Floats) -> tuple[Floats, Floats, float]
     return np.exp(log_p), tables, likelihood
 
 
-# --- tables of votes --------------------------------------------------------------------------------------------
-
-
 def wide_votes(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFrame, Votes]:
     """The items (all other columns), and the votes, from a table with a column for each annotator; empty cells are not votes.
 
@@ -231,14 +198,11 @@ def wide_votes(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFram
     (['text'], [0, 1, 0])
     """
     names = _columns(frame, columns)
-    if len(names) < 2:
-        raise InputError(
-            f"{len(names)} column of annotators is named; expected two or more, such as ann,bob or rater*."
-        )
-    cells = np.stack([_texts(frame[name]) for name in names])
+    if (count := len(names)) < 2:
+        raise InputError(f"{count} column of annotators is named; expected two or more, such as ann,bob or rater*.")
+    cells = np.stack([frame[name].astype("string").str.strip().to_numpy(object, na_value="") for name in names])
     annotator, item = np.nonzero(cells != "")
-    votes = _votes(item, annotator, cells[annotator, item], len(frame), names)
-    return frame.drop(columns=names), votes
+    return frame.drop(columns=names), _votes(item, annotator, cells[annotator, item], len(frame), names)
 
 
 def long_votes(frame: pd.DataFrame, item: str, annotator: str, label: str) -> tuple[pd.DataFrame, Votes]:
@@ -250,21 +214,16 @@ def long_votes(frame: pd.DataFrame, item: str, annotator: str, label: str) -> tu
     (['t', 'u'], [0, 0, 1])
     """
     _columns(frame, [item, annotator, label])
-    cells = _texts(frame[label])
+    cells = frame[label].astype("string").str.strip().to_numpy(object, na_value="")
     voted = (cells != "") & frame[annotator].notna().to_numpy()
     place, keys = pd.factorize(frame[item])
-    if (place < 0).any():
-        raise InputError(
-            f'row {int(np.flatnonzero(place < 0)[0])} has no value in "{item}"; every vote needs its item.'
-        )
+    unnamed = np.flatnonzero(place < 0)
+    if len(unnamed):
+        raise InputError(f'row {unnamed[0]} has no value in "{item}"; every vote needs its item.')
     who, names = pd.factorize(frame[annotator].astype("string"))
     items = frame.drop_duplicates(item).drop(columns=[annotator, label]).reset_index(drop=True)
     votes = _votes(place[voted], who[voted], cells[voted], len(keys), list(names))
     return items, replace(votes, keys=tuple(np.asarray(keys).tolist()))
-
-
-def _texts(column: pd.Series[Any]) -> Any:
-    return column.astype("string").str.strip().to_numpy(object, na_value="")
 
 
 def _columns(frame: pd.DataFrame, wanted: Sequence[str]) -> list[str]:
@@ -288,20 +247,7 @@ def _votes(item: Any, annotator: Any, label: Any, items: int, names: Sequence[An
     return Votes(item, annotator, numbers, items, tuple(map(str, names)), tuple(classes))
 
 
-# --- votes and samples together ---------------------------------------------------------------------------------
-
-
-def audit_votes(
-    items: Any,
-    votes: Votes,
-    *,
-    encoder: Any = "auto",
-    device: str | None = None,
-    seed: int = 0,
-    rounds: int = 2,
-    progress: Callable[[str, int, int], None] | None = None,
-    **options: Any,
-) -> tuple[Audit, Consensus]:
+def audit_votes(items: Any, votes: Votes, *, rounds: int = 2, **options: Any) -> tuple[Audit, Consensus]:
     """An `Audit` of the majority's labels, and the consensus of annotators and models.
 
     Models learn the consensus of the votes, out of fold; their predictions join the votes, and models learn the better consensus again.
@@ -310,18 +256,14 @@ def audit_votes(
     Args:
         items: samples in any form that `compensate.audit` takes: a data frame, texts, images, embeddings.
         votes: of the annotators.
-        encoder, device, seed, progress, options: as of `compensate.audit`.
-        rounds: how often models are fitted.
+        rounds, options: how often models are fitted, and options of `compensate.audit`.
     """
     if "memory" in options or "backend" in options:
         raise InputError("votes are not audited in pieces; leave memory and backend out.")
-    options |= {"encoder": encoder, "device": device, "seed": seed, "progress": progress}
-    names = np.array(votes.classes, dtype=object)
     found, consensus = None, find_consensus(votes)
-    voted = np.flatnonzero(votes.counts.sum(1) > 0)
     for _ in range(rounds):
-        labels = np.array([None] * votes.items, dtype=object)
-        labels[voted] = names[consensus.label[voted]]
+        labels = votes.names[consensus.label]
+        labels[votes.counts.sum(1) == 0] = None
         if isinstance(items, pd.DataFrame):
             found = audit(items.assign(**{LABEL: labels}), label=LABEL, **options)
         else:
@@ -329,7 +271,7 @@ def audit_votes(
         if found.provenance.by_chance:
             consensus = find_consensus(votes)
             break
-        q = np.ones((votes.items, len(names)))
+        q = np.ones((votes.items, len(votes.classes)))
         order = np.array([votes.classes.index(c) for c in found.classes])
         assert found.probabilities is not None
         q[np.ix_(found.index, order)] = found.probabilities
@@ -339,11 +281,7 @@ def audit_votes(
             q[rows, order[found.unlabeled["suggested"]]] = p
         consensus = find_consensus(votes, np.log(np.maximum(q, 1e-12)))
     assert found is not None
-    return _with_consensus(found, votes, consensus), consensus
-
-
-def _with_consensus(found: Audit, votes: Votes, consensus: Consensus) -> Audit:
-    """The audit with the majority's labels as given, judged by the consensus."""
+    # The majority's labels are the given ones, judged by the consensus.
     numbers = np.array([found.classes.index(c) for c in votes.classes])
     given, rows = votes.majority()[found.index], np.arange(len(found))
     p = consensus.probabilities[found.index]
@@ -351,42 +289,33 @@ def _with_consensus(found: Audit, votes: Votes, consensus: Consensus) -> Audit:
     others[rows, given] = -1
     wrong = np.clip(1 - p[rows, given], 1e-9, 1 - 1e-9)
     mean = float(wrong.mean())
-    share = replace(
-        found.noise_rate, value=mean, low=float(wrong[wrong > 0.9].sum() / len(wrong)), high=min(1.0, 2 * mean)
-    )
+    low, high = float(wrong[wrong > 0.9].sum() / len(wrong)), min(1.0, 2 * mean)
     provenance, notes = found.provenance, found.notes
+    assert found.data is not None
     if provenance.by_chance:  # models are left out then
-        source = Source() if found.data is None else found.data.source
         provenance = replace(provenance, views={}, agreement=None, by_chance=False)
-        notes = (*(note for note in notes if note != by_chance_note("labels", source)), VOTES_ALONE)
+        notes = (*(note for note in notes if note != by_chance_note("labels", found.data.source)), VOTES_ALONE)
     return replace(
-        found, data=None if found.data is None else replace(found.data, parts=votes), given=numbers[given],
+        found, data=replace(found.data, parts=votes), given=numbers[given],
         suggested=numbers[others.argmax(1)], p_error=wrong, log_odds=np.log(wrong / (1 - wrong)),
-        probabilities=p[:, np.argsort(numbers)].astype(np.float32), noise_rate=share, provenance=provenance, notes=notes,
-    )  # fmt: skip
+        probabilities=p[:, np.argsort(numbers)].astype(np.float32),
+        noise_rate=replace(found.noise_rate, value=mean, low=low, high=high), provenance=provenance, notes=notes,
+    ), consensus  # fmt: skip
 
 
 def as_label_table(found: Audit, votes: Votes, items: pd.DataFrame, path: Path, title: str) -> tuple[Audit, bytes]:
-    """The audit as one of a table of the items with the majority's labels, to which decisions can be applied; and that table as CSV.
+    """The audit by `audit_votes` as one of a table of the items with the majority's labels, to which decisions can be applied; and that table as CSV.
 
-    Args:
-        found: by `audit_votes`.
-        votes, items: as given to it.
-        path: where the caller writes the table.
-        title: of the page.
+    The caller writes the table to `path`; `title` is that of the page.
     """
     column = "label" if "label" not in items.columns else LABEL
-    names = np.array(votes.classes, dtype=object)
-    frame = items.assign(**{column: np.where(votes.counts.sum(1) > 0, names[votes.majority()], "")})
+    frame = items.assign(**{column: votes.majority_names})
     written = frame.to_csv(index=False).encode("utf-8", "surrogatepass")
     read = pd.read_csv(io.BytesIO(written), dtype=str, keep_default_na=False, encoding_errors="surrogatepass")
     assert found.data is not None
-    return replace(
-        found,
-        source=replace(
-            found.source, title=title, path=str(path), label=column, label_given=True,
-            digest=digest_text(short_digest(written)), row_digests=None,
-        ),
-        data=replace(found.data, raw=frame.iloc[found.data.index], source=replace(found.data.source, label=column)),
-        row_digests=digest_frame(read, column)[found.index],
-    ), written  # fmt: skip
+    source = replace(
+        found.source, title=title, path=str(path), label=column, label_given=True,
+        digest=digest_text(short_digest(written)), row_digests=None,
+    )  # fmt: skip
+    data = replace(found.data, raw=frame.iloc[found.data.index], source=replace(found.data.source, label=column))
+    return replace(found, source=source, data=data, row_digests=digest_frame(read, column)[found.index]), written

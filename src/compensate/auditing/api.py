@@ -7,9 +7,10 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,48 +21,36 @@ from scipy.special import expit, logit, logsumexp
 from compensate.auditing import learners
 from compensate.auditing.chunks import ChunkedDataset, FinishedStages, cut, open_chunks
 from compensate.auditing.class_names import without_spellings
+from compensate.auditing.content import digest_frame
 from compensate.auditing.decisions import Correction, decided_labels
-from compensate.auditing.digests import digest_frame
-from compensate.auditing.execution import LOCAL, Execution
+from compensate.auditing.execution import LOCAL, Cluster, Execution
 from compensate.auditing.features import FeatureViews, Progress, unused_encoder
 from compensate.auditing.findings import Findings, Provenance
-from compensate.auditing.judge import FitOptions, Judge, compute_features, judge_chunks
+from compensate.auditing.judge import Judge, compute_features, judge_chunks
 from compensate.auditing.labels import labels_of
 from compensate.auditing.labels.base import Judging
-from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds, num_divisions
-from compensate.auditing.noise_model import NOTE, SMALLEST, Verdict, after_decisions, judge, pool
-from compensate.auditing.result import FLAGGED, Audit, ListedRows, build_audit
+from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds
+from compensate.auditing.noise_model import NOTE, SMALLEST, after_decisions, judge, pool
+from compensate.auditing.result import FLAGGED, Audit, build_audit
 from compensate.auditing.source import check_options, labeled, read
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.data.labels import encode_labels
-from compensate.errors import InputError
+from compensate.errors import InputError, check
 from compensate.files import is_address, make_folder
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "audit",
-]
+__all__ = ["audit"]
 
-MIN_ROWS = 20
-"""The fewest labeled rows that an audit learns from."""
-
-MAX_CELLS = 50_000_000
-"""Rows times classes up to which classes of a row or two are audited: each row is compared with each class."""
-
-MAX_KEPT = 8_000_000
-"""Rows times classes of chunked data up to which the predictions of all rows are kept, if memory is not bounded."""
-
-MAX_FEATURES, FEATURE_SHARE, FOREST_SHARE = 1_000_000_000, 0.1, 0.3
-"""Bytes of the features of chunked data that learners are fitted on; and where memory is bounded, the shares of it that features and forests
-may take. Fitting copies the features."""
-
-ROW_BYTES, FIXED_BYTES = 60, 800_000_000
-"""The least memory: bytes for each row, and for libraries, trees and a chunk."""
-
-LISTED, CERTAIN = 10_000, 150
-"""Suspects of chunked data that are listed with their samples, and certain rows of each class. All rows are in the partitions."""
+MIN_ROWS = 20  # the fewest labeled rows that an audit learns from
+MAX_CELLS = 50_000_000  # rows times classes up to which classes of a row or two are audited
+MAX_KEPT = 8_000_000  # rows times classes up to which all predictions of chunked data are kept, in unbounded memory
+MAX_FEATURES = 1_000_000_000  # bytes of the features of chunked data that learners are fitted on, without such a bound
+FEATURE_SHARE, FOREST_SHARE = 0.1, 0.3  # of bounded memory: for features, which fitting copies, and for forests
+ROW_BYTES, FIXED_BYTES = 60, 800_000_000  # the least memory: bytes for each row, and for libraries, trees and a chunk
+LISTED, CERTAIN = 10_000, 150  # suspects of chunked data that are listed, and certain rows of each class
+SMALLEST_PROBABILITY = 1e-6
 
 
 def audit(
@@ -136,63 +125,70 @@ def audit(
     out-of-fold evidence.
     """
     check_options(options, inspect.signature(audit).parameters)
-    network = _Network(model, finetune, crossfit, {
+    training = {
         "method": method, "hyper": hyper, "epochs": epochs, "batch_size": batch_size, "lr": lr, "precision": precision,
         "device": device, "seed": seed, "run_folder": run_folder, "resume": resume, "progress": progress,
-    })  # fmt: skip
-    network.check()
-    how = _Settings(encoder, device, seed, progress)
+    }  # fmt: skip
+    if finetune and model is not None:
+        raise InputError(
+            "finetune trains the encoder, and a model of your own is given too; choose one, or make two audits."
+        )
+    trains = finetune or model is not None
+    given = [name for name in ("epochs", "batch_size", "lr", "hyper") if training[name] is not None]
+    given += ["precision"] * (precision != "no") + ["crossfit"] * crossfit
+    if given and not trains:
+        raise InputError(
+            f'{given[0]} is for the training of a model, and none is given; add model="mlp" or another, or finetune=True for texts '
+            "and images (--model mlp or --finetune on the command line)."
+        )
+    check(epochs is None or epochs >= 1, "1 or more", epochs=epochs)
+    check(batch_size is None or batch_size >= 1, "1 or more", batch_size=batch_size)
+    check(lr is None or 0 < lr < np.inf, "a positive number", lr=lr)
+    if trains:
+        from compensate.training.distributed import Hardware
+
+        Hardware(device, precision)
+    how = _Settings(encoder, device, seed, progress, model, finetune, crossfit, training, decisions)
     if memory is None and backend == "local" and not is_address(data) and not isinstance(data, ChunkedDataset):
         source = read(data, labels, features, options)
     else:
         refused = {"model": model, "finetune": finetune, "decisions": decisions, "features": features}
-        given = [name for name, value in refused.items() if value]
-        if given:
-            raise InputError(f"{given[0]} is not supported with memory= or backend=; leave it out, or leave them out.")
-        if backend not in ("local", "ray"):
-            raise InputError(f'backend is "{backend}"; expected local or ray.')
-        limit = None if memory is None else bytes_of(memory)
-        how = replace(how, memory=limit, folder=run_folder, chunked=True)
+        odd = [name for name, value in refused.items() if value]
+        if odd:
+            raise InputError(f"{odd[0]} is not supported with memory= or backend=; leave it out, or leave them out.")
+        check(backend in ("local", "ray"), "local or ray", backend=f'"{backend}"')
+        how = replace(how, memory=None if memory is None else bytes_of(memory), chunked=True)
         if run_folder is not None and not resume:
             shutil.rmtree(run_folder, ignore_errors=True)
         source = data if isinstance(data, ChunkedDataset) else open_chunks(data, labels, options)
     for note in source.source.notes:
         warnings.warn(note, stacklevel=2)
-    if source.parts is None:
-        labeled(source)
+    labeled(source)
     kind = labels_of(source)
     for name, value in {"decisions": decisions, "model": model, "finetune": finetune or None}.items():
         if value is not None and name in kind.refused:
             raise InputError(kind.refused[name])
-    with _execution(backend) as run:
+    place: Any = nullcontext(LOCAL) if backend == "local" else closing(Cluster())
+    with place as run:
         how = replace(how, run=run)
-        judging = Judging(
-            lambda samples: _audit_classes(samples, how, network, decisions), how.features, encoder, seed, progress, run
-        )
+        judging = Judging(partial(_audit_classes, how=how), how.features, encoder, seed, progress, run)
         return build_audit(source.source, kind.audit(source, judging), type(kind))
-
-
-@contextmanager
-def _execution(backend: str) -> Iterator[Execution]:
-    if backend == "local":
-        yield LOCAL
-        return
-    from compensate.auditing.ray import cluster
-
-    with cluster() as run:
-        yield run
 
 
 @dataclass(frozen=True, eq=False)
 class _Settings:
-    """Options of an audit; ``memory`` in bytes and the ``folder`` of finished stages are for data in chunks (``chunked``)."""
+    """Options of an audit: ``training`` is for a network, ``memory`` in bytes for data in chunks."""
 
     encoder: str | Path
     device: str | None
     seed: int
     progress: Progress | None
+    model: Any
+    finetune: bool
+    crossfit: bool
+    training: dict[str, Any]
+    decisions: str | Path | Iterable[Correction] | None
     memory: int | None = None
-    folder: str | Path | None = None
     chunked: bool = False
     run: Execution = LOCAL
 
@@ -202,202 +198,179 @@ class _Settings:
         return compute_features(data, self.encoder, device=self.device, progress=self.progress, run=self.run)[0]
 
 
-@dataclass(frozen=True, eq=False)
-class _Network:
-    """A model of the user or a fine-tuned encoder, and the settings of its training."""
-
-    model: Any
-    finetune: bool
-    crossfit: bool
-    settings: dict[str, Any]
-
-    def check(self) -> None:
-        """Refuses impossible settings before anything is encoded."""
-        if self.finetune and self.model is not None:
-            raise InputError(
-                "finetune trains the encoder, and a model of your own is given too; choose one, or make two audits."
-            )
-        trains = self.finetune or self.model is not None
-        given = [name for name in ("epochs", "batch_size", "lr", "hyper") if self.settings[name] is not None]
-        given += ["precision"] if self.settings["precision"] != "no" else []
-        given += ["crossfit"] if self.crossfit else []
-        if given and not trains:
-            raise InputError(
-                f'{given[0]} is for the training of a model, and none is given; add model="mlp" or another, or finetune=True for texts '
-                "and images (--model mlp or --finetune on the command line)."
-            )
-        for name in ("epochs", "batch_size"):
-            value = self.settings[name]
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; expected 1 or more.")
-        lr = self.settings["lr"]
-        if lr is not None and not 0 < lr < np.inf:
-            raise InputError(f"lr is {lr}; expected a positive number.")
-        if trains:
-            from compensate.training.hardware import Hardware, default_device
-
-            Hardware(default_device(self.settings["device"]), self.settings["precision"])
-
-
-# --- classes --------------------------------------------------------------------------------------------------
-
-
-def _audit_classes(
-    data: Dataset, how: _Settings, network: _Network, decisions: str | Path | Iterable[Correction] | None
-) -> Audit:
+def _audit_classes(data: Dataset, how: _Settings) -> Findings:
     """The audit of one class a row, for data in memory and in chunks."""
-    decided = None if decisions is None else decided_labels(data, decisions)
+    decided = None if how.decisions is None else decided_labels(data, how.decisions)
     present = np.asarray(data.target, np.int64) if decided is None else decided.labels
-    given, notes = audited_labels(data.relabel(present))
+    given, notes = _labels_to_learn(data.relabel(present))
     rows = np.flatnonzero(given != UNLABELED)
-    if len(rows) < MIN_ROWS:
-        alone = int(data.labeled.sum()) - len(rows)
-        why = f" {alone:,} labels occur once, and nothing can contradict them." if alone else ""
-        raise InputError(
-            f"{len(rows)} rows have a label that can be checked; an audit needs {MIN_ROWS} or more.{why} Check which column holds the "
-            "labels, or give more rows."
-        )
-    _check_classes(given[rows], data.source.label)
     tunable = None
-    if network.finetune:
-        from compensate.auditing.network import find_tunable
+    if how.model is not None or how.finetune:
+        from compensate.auditing.network import find_tunable, judge_by_network
 
-        tunable = find_tunable(data, how.encoder)
-    room = _feature_room(how.memory, len(data)) if isinstance(data, ChunkedDataset) else np.inf
-    with _finished_stages(data, how.folder) as stages:
+        tunable = find_tunable(data, how.encoder) if how.finetune else None
+    chunked = isinstance(data, ChunkedDataset)
+    room, least = MAX_FEATURES if chunked else np.inf, FIXED_BYTES + ROW_BYTES * len(data)
+    if chunked and how.memory is not None:
+        room = int(FEATURE_SHARE * how.memory)
+        if how.memory < least:
+            raise InputError(
+                f"memory is {how.memory / 1e9:.2f} GB; an audit of {len(data):,} rows takes {least / 1e9:.2f} GB or more. Give as "
+                "much, or audit a part of the rows."
+            )
+    with ExitStack() as stack:
+        stages: Any = None
+        if chunked:
+            folder = how.training["run_folder"] or stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="compensate-")
+            )
+            stages = FinishedStages(make_folder(Path(folder)))
         features, part = None, np.arange(len(data))
-        if network.model is None or network.crossfit:
+        if how.model is None or how.crossfit:
             features, part = compute_features(
                 data, how.encoder, device=how.device, progress=how.progress, run=how.run, stages=stages, room=room
             )
-            notes = (*notes, *features.notes)
+            notes += features.notes
         else:
-            notes = (*notes, *unused_encoder(how.encoder, "the samples of a model without crossfit"))
+            notes += unused_encoder(how.encoder, "the samples of a model without crossfit")
+        times = learners.REPEATS if len(rows) <= learners.MAX_REPEATED else 1
         keys = None if features is None else features.keys
-        times = num_divisions(len(rows))
         folds = np.stack([assign_folds(given, keys, seed=how.seed, draw=k).astype(np.int8) for k in range(times)])
-        del keys
-        made = Provenance(seed=how.seed, folds=FOLDS, **({} if features is None else features.about))
+        made: dict[str, Any] = {"seed": how.seed, "folds": FOLDS, **({} if features is None else features.about)}
         trained, networks = None, {}
-        if network.model is not None or tunable is not None:
-            from compensate.auditing.network import judge_by_finetuning, judge_by_model
-
-            held = folds[0].astype(np.int64) if network.crossfit else None
-            if tunable is not None:
-                trained = judge_by_finetuning(data, given, tunable, held, **network.settings)
-                networks[f"{tunable.name}, fine-tuned"] = trained.log_p
-                made = replace(made, finetuned=tunable.name)
-            else:
-                trained = judge_by_model(data, given, network.model, held, **network.settings)
-                networks["model"] = trained.log_p
-                made = replace(made, folds=FOLDS if network.crossfit else 1)
-            settings = network.settings
-            made = replace(
-                made, method=settings["method"], hyper=dict(settings["hyper"] or {}), epochs=trained.epochs,
-                crossfit=network.crossfit,
-            )  # fmt: skip
-        former = None if decided is None else np.where(decided.rows, decided.before, given)
-        chunked = isinstance(data, ChunkedDataset)
+        if how.model is not None or tunable is not None:
+            held = folds[0].astype(np.int64) if how.crossfit else None
+            trained = judge_by_network(data, given, tunable or how.model, held, **how.training)
+            networks["model" if tunable is None else f"{tunable.name}, fine-tuned"] = trained.log_p
+            made |= {"folds": FOLDS if how.crossfit else 1} if tunable is None else {"finetuned": tunable.name}
+            made |= {"method": how.training["method"], "hyper": dict(how.training["hyper"] or {})}
+            made |= {"epochs": trained.epochs, "crossfit": how.crossfit}
+        former = given[part]
+        if decided is not None:
+            former = np.where(decided.rows & (given != UNLABELED), decided.before, given)
         fits = how.memory is None and len(part) == len(data) and len(data) * data.num_classes <= MAX_KEPT
         fitted = Judge.fit(
             features, given[part], folds[:, part].astype(np.int64), data.classes,
-            FitOptions(
-                seed=how.seed, trees=_forest_trees(how.memory, len(part), data.num_classes, times), rows=len(data),
-                keep=fits or not chunked, trusted=None if decided is None else decided.rows, former=former,
-                networks=networks, run=how.run, progress=how.progress,
-            ),
+            seed=how.seed, trees=_forest_trees(how.memory, len(part), data.num_classes, times), rows=len(data),
+            keep=fits or not chunked, trusted=None if decided is None else decided.rows, former=former,
+            networks=networks, run=how.run, progress=how.progress,
         )  # fmt: skip
         learned = np.unique(given[rows])
+        log_q: Any = fitted.log_q
         if isinstance(data, ChunkedDataset):
-            assert stages is not None
             assert features is not None
             features = replace(features, views=())
             columns = judge_chunks(
                 data, fitted, folds, learned, flagged=FLAGGED, stages=stages, run=how.run, progress=how.progress
             )
-            drawn = len(part) < len(data)
-            drawn_note = (
-                f"Learners were fitted on {len(part):,} of {len(data):,} rows, evenly spaced; every row was judged. "
-            )
-            notes = (
-                *notes, f"{drawn_note * drawn}The rows were read in chunks: duplicates and outliers were not searched."
-            )  # fmt: skip
-            made = replace(made, fitted_rows=len(part))
+            note = f"Learners were fitted on {len(part):,} of {len(data):,} rows, evenly spaced; every row was judged. "
+            searched = "The rows were read in chunks: duplicates and outliers were not searched."
+            notes += (note * (len(part) < len(data)) + searched,)
+            made["fitted_rows"] = len(part)
         else:
-            assert fitted.log_q is not None
-            columns = fitted.judge_rows(fitted.log_q, present, data.classes, learned)
+            columns = fitted.judge_rows(log_q, present, data.classes, learned)
         often = given != UNLABELED
-        p = expit(columns["score"]) if fitted.by_chance else columns["p_error"]
+        p = expit(columns["score"]) if fitted.noise.by_chance else columns["p_error"]
         share = fitted.noise.estimate(float(p.mean(dtype=np.float64, where=often)))
-        agreement = float((columns["margin"] > 0).mean(where=often))
-        made = replace(made, views=fitted.shares, by_chance=fitted.by_chance, agreement=agreement)
+        made |= {"views": fitted.shares, "by_chance": fitted.noise.by_chance}
+        made["agreement"] = float((columns["margin"] > 0).mean(where=often))
         if decided is not None:
-            assert former is not None
-            assert fitted.log_q is not None
-            odds, suggested = fitted.noise.score(fitted.log_q[rows], former[rows])
-            p = expit(odds)
-            verdict = Verdict(
-                odds, p, suggested, fitted.noise.estimate(float(p.mean())), fitted.log_q[rows], fitted.noise
-            )
+            verdict = fitted.noise.verdict(log_q[rows], former[rows])
             verdict = after_decisions(verdict, given[rows], former[rows], decided.rows[rows])
             columns["score"][rows], columns["p_error"][rows] = verdict.log_odds, verdict.p_error
             columns["suggested"][rows], share = verdict.suggested, verdict.share
             single = np.flatnonzero(decided.rows & (present != UNLABELED) & (given == UNLABELED))
             columns["score"][single], columns["p_error"][single] = logit(SMALLEST), expit(logit(SMALLEST))
             fitted = replace(fitted, noise=verdict.model)
-            made = replace(made, decided=decided.described(data.index))
+            made["decided"] = decided.summary
         labeled_rows = np.flatnonzero(present != UNLABELED)
         missing = np.flatnonzero(present == UNLABELED)
         here: Any = slice(None) if not len(missing) else labeled_rows  # a copy of all rows can take gigabytes
+        found: dict[str, Any] = {}
+        if not chunked:
+            found = {
+                "data": data if not len(missing) else data.subset(labeled_rows),
+                "ids": () if data.ids is None else tuple(map(str, data.ids[labeled_rows])),
+                "probabilities": np.exp(log_q[here]).astype(np.float32),
+                "vectors": None if features is None else features.shown[here],
+            }
+        if len(missing):
+            predicted = {name: columns[name][missing] for name in ("suggested", "probability")}
+            found["unlabeled"] = {"index": data.index[missing], **predicted}
+        if trained is not None:
+            found |= {"curves": trained.curves, "model": trained.model}
         findings = Findings(
-            data=None if chunked else data if not len(missing) else data.subset(labeled_rows),
             classes=data.classes,
             index=data.index[here],
             given=present[here],
-            suggested=columns["suggested"][here],
             log_odds=columns["score"][here],
-            p_error=columns["p_error"][here],
-            evidence={"margin": columns["margin"][here], "loss": columns["loss"][here]},
+            **{name: columns[name][here] for name in ("suggested", "p_error")},
+            evidence={name: columns[name][here] for name in ("margin", "loss")},
             noise_rate=share,
-            unlabeled={} if not len(missing) else {
-                "index": data.index[missing], **{n: columns[n][missing] for n in ("suggested", "probability")}
-            },
-            provenance=made,
+            provenance=Provenance(**made),
             notes=notes,
-            fitted=None if features is None or trained is not None else replace(fitted, views=(), log_q=None),
-        )  # fmt: skip
-        result = build_audit(data.source, findings)
-        if isinstance(data, ChunkedDataset):
-            assert stages is not None
-            return replace(result, listed=_listed(result, data, labeled_rows, folds, fitted, stages))
-        assert fitted.log_q is not None
-        return replace(
-            result,
-            ids=() if data.ids is None else tuple(map(str, data.ids[labeled_rows])),
-            probabilities=np.exp(fitted.log_q[here]).astype(np.float32),
-            vectors=None if features is None else features.shown[here],
-            curves={} if trained is None else trained.curves,
-            model=None if trained is None else trained.model,
+            fitted=None if features is None or trained is not None else replace(fitted, by_fold=(), log_q=None),
+            **found,
         )
+        if isinstance(data, ChunkedDataset):
+            findings = replace(findings, listed=_listed_rows(findings, data, labeled_rows, folds, fitted, stages))
+        return findings
 
 
-@contextmanager
-def _finished_stages(data: Dataset, folder: str | Path | None) -> Iterator[FinishedStages | None]:
-    """The folder of finished stages; a temporary one if none is given, and none for data in memory."""
-    if not isinstance(data, ChunkedDataset):
-        yield None
-    elif folder is not None:
-        yield FinishedStages(make_folder(Path(folder)))
-    else:
-        with tempfile.TemporaryDirectory(prefix="compensate-") as name:
-            yield FinishedStages(Path(name), temporary=True)
+def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
+    """(N,) the labels to learn from, and notes: labels that occur once become missing labels; see `judge_lone`."""
+    given = data.target.astype(np.int64).copy()
+    counts = data.class_counts
+    if (counts > 0).sum() < 2:
+        names = [data.classes[c] for c in np.flatnonzero(counts)]
+        raise InputError(
+            f"all labels say {names[0] if names else 'nothing'}; an audit needs at least two classes. Check which column holds "
+            "the labels."
+        )
+    notes: list[str] = []
+    lone = np.flatnonzero(np.isin(given, np.flatnonzero(counts == 1)))
+    if len(lone):
+        notes.append(NOTE.format(_first([f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone])))
+        given[lone] = UNLABELED
+    if data.ids is not None:
+        # As objects: in an array of texts, each takes as much memory as the longest.
+        texts = np.array([str(i) for i in data.ids], dtype=object)
+        ids, where, times = np.unique(texts, return_index=True, return_counts=True)
+        twice = np.flatnonzero(times > 1)
+        if len(twice):
+            shown = [f'"{ids[k][:40]}" ({times[k]} times, first row {data.index[where[k]]})' for k in twice]
+            notes.append(f"Ids that are not unique: {_first(shown)}. Rows are told apart by their index.")
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+    rows = int((given != UNLABELED).sum())
+    if rows < MIN_ROWS:
+        why = f" {len(lone):,} labels occur once, and nothing can contradict them." if len(lone) else ""
+        raise InputError(
+            f"{rows} rows have a label that can be checked; an audit needs {MIN_ROWS} or more.{why} Check which column holds the "
+            "labels, or give more rows."
+        )
+    counts = counts[counts > 1]
+    usual = int(np.median(counts))
+    if rows * len(counts) > MAX_CELLS and usual < FOLDS:  # it would take hours, and no class could be learned
+        column = f' of "{data.source.label}"' if data.source.label else ""
+        raise InputError(
+            f"the {rows:,} rows have {len(counts):,} classes{column}, and most classes have {usual} rows or fewer: too few to learn a class "
+            f"from, and {rows * len(counts):,} comparisons of rows with classes. Expected {FOLDS} rows or more for most classes. "
+            "If the labels are in another column, name it (--label); otherwise merge rare classes, or audit the rows of frequent ones."
+        )
+    return given, tuple(notes)
 
 
-def _listed(
-    whole: Audit, data: ChunkedDataset, rows: Ints, folds: NDArray[np.int8], judge: Judge, stages: FinishedStages
-) -> ListedRows:
-    """The most suspect rows, and for each class some certain ones, with their samples."""
-    suspects = np.argpartition(-whole.log_odds, min(LISTED, len(whole) - 1))[:LISTED]
+def _first(texts: list[str]) -> str:
+    """The first five texts, and the number of the others."""
+    return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")
+
+
+def _listed_rows(
+    whole: Findings, data: ChunkedDataset, rows: Ints, folds: NDArray[np.int8], judge: Judge, stages: FinishedStages
+) -> dict[str, Any]:
+    """The fields of an audit of the most suspect rows, and for each class some certain ones, with their samples."""
+    suspects = np.argpartition(-whole.log_odds, min(LISTED, len(rows) - 1))[:LISTED]
     certain = [
         of_class[np.argpartition(whole.p_error[of_class], min(CERTAIN, len(of_class) - 1))[:CERTAIN]]
         for of_class in (np.flatnonzero(whole.given == c) for c in range(len(whole.classes)))
@@ -409,8 +382,7 @@ def _listed(
     made = FeatureViews(judge.makers)
     embedded = None
     if made.encoder is not None:
-        parts = [stages.embedded(k)[here] for k, _, here in data.chunks(places) if len(here)]
-        embedded = np.concatenate(parts)
+        embedded = np.concatenate([stages.embedded(k)[here] for k, _, here in data.chunks(places) if len(here)])
     if judge.log_q is None:
         log_q = judge.predict(samples, folds[:, places].astype(np.int64), embedded=embedded)
     else:
@@ -420,14 +392,15 @@ def _listed(
         digests = digests[whole.index[chosen]]
     elif samples.table is not None:
         digests = digest_frame(samples.table, str(data.source.label))
-    return ListedRows(
-        rows=chosen,
-        data=samples,
-        probabilities=np.exp(log_q).astype(np.float32),
-        vectors=made.of(samples, embedded)[0].x,
-        row_digests=digests,
-        ids=() if samples.ids is None else tuple(map(str, samples.ids)),
-    )
+    return {
+        **{name: getattr(whole, name)[chosen] for name in ("index", "given", "suggested", "log_odds", "p_error")},
+        "evidence": {name: values[chosen] for name, values in whole.evidence.items()},
+        "data": samples,
+        "probabilities": np.exp(log_q).astype(np.float32),
+        "vectors": made.of(samples, embedded)[0].x,
+        "row_digests": digests,
+        "ids": () if samples.ids is None else tuple(map(str, samples.ids)),
+    }
 
 
 def bytes_of(memory: int | str) -> int:
@@ -442,19 +415,6 @@ def bytes_of(memory: int | str) -> int:
     return int(float(match[1]) * 1000 ** " kmgt".index(match[2] or " "))
 
 
-def _feature_room(memory: int | None, rows: int) -> float:
-    """Bytes of features to fit on, if the whole audit may take this memory."""
-    if memory is None:
-        return MAX_FEATURES
-    least = FIXED_BYTES + ROW_BYTES * rows
-    if memory < least:
-        raise InputError(
-            f"memory is {memory / 1e9:.2f} GB; an audit of {rows:,} rows takes {least / 1e9:.2f} GB or more. Give as much, or "
-            "audit a part of the rows."
-        )
-    return int(FEATURE_SHARE * memory)
-
-
 def _forest_trees(memory: int | None, rows: int, classes: int, divisions: int = 1) -> int:
     """The number of trees of a forest: the forests of all folds stay in memory until every chunk is judged.
 
@@ -465,58 +425,6 @@ def _forest_trees(memory: int | None, rows: int, classes: int, divisions: int = 
     if memory is not None:  # leaves hold three rows; a node takes 64 bytes and 8 for each class
         most = min(most, int(FOREST_SHARE * memory / (FOLDS * 2 / 3 * min(rows, TREE_ROWS) * (64 + 8 * classes))))
     return max(1, most // divisions)
-
-
-def _check_classes(given: Ints, label: Any) -> None:
-    """Refuses columns with as many classes as an identifier: they would take hours, and no class could be learned."""
-    counts = np.unique(given, return_counts=True)[1]
-    usual = int(np.median(counts))
-    if len(given) * len(counts) > MAX_CELLS and usual < FOLDS:
-        column = f' of "{label}"' if label else ""
-        raise InputError(
-            f"the {len(given):,} rows have {len(counts):,} classes{column}, and most classes have {usual} rows or fewer: too few to learn a class "
-            f"from, and {len(given) * len(counts):,} comparisons of rows with classes. Expected {FOLDS} rows or more for most classes. "
-            "If the labels are in another column, name it (--label); otherwise merge rare classes, or audit the rows of frequent ones."
-        )
-
-
-def audited_labels(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
-    """(N,) the labels to learn from, and notes: labels that occur once become missing labels; see `judge_lone`."""
-    given = data.target.astype(np.int64).copy()
-    counts = data.class_counts
-    if (counts > 0).sum() < 2:
-        names = [data.classes[c] for c in np.flatnonzero(counts)]
-        raise InputError(
-            f"all labels say {names[0] if names else 'nothing'}; an audit needs at least two classes. Check which column holds "
-            "the labels."
-        )
-    notes: list[str] = []
-    lone = np.flatnonzero(np.isin(given, np.flatnonzero(counts == 1)))
-    if len(lone):
-        shown = ", ".join(f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone[:5])
-        more = f" and {len(lone) - 5} more" if len(lone) > 5 else ""
-        notes.append(NOTE.format(f"{shown}{more}"))
-        given[lone] = UNLABELED
-    if data.ids is not None:
-        # As objects: in an array of texts, each takes as much memory as the longest.
-        ids, where, times = np.unique(
-            np.array([str(i) for i in data.ids], dtype=object), return_index=True, return_counts=True
-        )
-        twice = np.flatnonzero(times > 1)
-        if len(twice):
-            shown = ", ".join(
-                f'"{ids[k][:40]}" ({times[k]} times, first row {data.index[where[k]]})' for k in twice[:5]
-            )
-            more = f" and {len(twice) - 5} more" if len(twice) > 5 else ""
-            notes.append(f"Ids that are not unique: {shown}{more}. Rows are told apart by their index.")
-    for note in notes:
-        warnings.warn(note, stacklevel=3)
-    return given, tuple(notes)
-
-
-# --- probabilities --------------------------------------------------------------------------------------------
-
-SMALLEST_PROBABILITY = 1e-6
 
 
 def audit_probabilities(
@@ -580,15 +488,13 @@ def audit_probabilities(
         classes=names,
         index=rows,
         given=y,
-        suggested=verdict.suggested,
-        log_odds=verdict.log_odds,
-        p_error=verdict.p_error,
+        **{name: getattr(verdict, name) for name in ("suggested", "log_odds", "p_error")},
         evidence=verdict.evidence(y),
         noise_rate=verdict.share,
         probabilities=p[rows].astype(np.float32),
         unlabeled={"index": lost, "suggested": p[lost].argmax(1), "probability": p[lost].max(1)} if len(lost) else {},
         provenance=Provenance(
-            views={"probabilities": 1.0}, agreement=float((q.argmax(1) == y).mean()), by_chance=verdict.by_chance
+            views={"probabilities": 1.0}, agreement=float((q.argmax(1) == y).mean()), by_chance=verdict.model.by_chance
         ),
     )
     source = Source(title=title) if data is None else replace(data.source, title=title)

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.class_names import merge_spellings
-from compensate.auditing.digests import digest_source, digest_text, short_digest
+from compensate.auditing.content import digest_source, digest_text, short_digest
 from compensate.auditing.labels.sets import label_sets_of_table
-from compensate.auditing.learners import View
 from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
 from compensate.data.columns import is_nested
@@ -32,49 +29,16 @@ from compensate.data.parquet import SUFFIXES, is_pattern, parquet_files, parquet
 from compensate.data.tables import from_frame
 from compensate.errors import InputError
 from compensate.extras import require
-from compensate.files import (
-    check_size,
-    check_width,
-    is_address,
-    make_folder,
-    numpy_damage,
-    replaced_folder,
-    write_atomically,
-)
+from compensate.files import check_size, check_width, is_address, make_folder, numpy_damage, write_atomically
 
-CHUNK_ROWS = 100_000
-"""Rows of a chunk of a file: smaller row groups are read together."""
-
-MEMORY_CHUNK_ROWS = 25_000
-"""Rows of a chunk of data in memory: small enough to keep several workers busy."""
-
-SAMPLE_ROWS, SAMPLE_CHUNKS = 200_000, 20
-"""The rows from which columns, words and scales are learned, and the chunks that they are drawn from."""
-
-
-class Chunk(Protocol):
-    """Consecutive rows of a data set."""
-
-    @property
-    def start(self) -> int:
-        """The number of the first row."""
-
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-
-    def read(self) -> Dataset:
-        """The samples without their labels; ``index`` counts through the whole source."""
+CHUNK_ROWS = 100_000  # of a file: smaller row groups are read together
+MEMORY_CHUNK_ROWS = 25_000  # of data in memory: small enough to keep several workers busy
+SAMPLE_ROWS, SAMPLE_CHUNKS = 200_000, 20  # from which columns, words and scales are learned
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkedDataset(Dataset):
-    """A data set whose samples are read chunk by chunk; ``x`` is a placeholder.
-
-    Attributes:
-        pieces: the chunks, in the order of their rows.
-        sample: some rows, evenly spaced; all of them if there are few.
-    """
+    """A data set whose samples are read chunk by chunk; ``x`` is a placeholder, and ``sample`` holds some evenly spaced rows."""
 
     pieces: tuple[Chunk, ...] = ()
     sample: Dataset = field(default_factory=lambda: Dataset(np.zeros((0, 1)), np.zeros(0, np.int64), ()))
@@ -88,12 +52,9 @@ class ChunkedDataset(Dataset):
         more = {"source": sample.source, "rows": len(target), **more}
         return ChunkedDataset(placeholder, target, classes, pieces=tuple(pieces), sample=sample, **more)
 
-    def chunks(self, rows: Ints | None = None) -> Iterator[tuple[int, Chunk, Ints]]:
-        """The number of each chunk, the chunk, and which of its rows are among these (ascending; by default all)."""
+    def chunks(self, rows: Ints) -> Iterator[tuple[int, Chunk, Ints]]:
+        """The number of each chunk, the chunk, and which of its rows are among these, in ascending order."""
         for k, chunk in enumerate(self.pieces):
-            if rows is None:
-                yield k, chunk, np.arange(chunk.rows)
-                continue
             first, last = np.searchsorted(rows, [chunk.start, chunk.start + chunk.rows])
             yield k, chunk, rows[first:last] - chunk.start
 
@@ -112,18 +73,20 @@ def open_chunks(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
     options = dict(options)
     merge = options.pop("merge_alike", False)
     found: ChunkedDataset | None = None
-    if is_address(data) or (isinstance(data, (str, Path)) and _is_parquet(Path(data))):
+    path = Path(data).expanduser() if isinstance(data, (str, Path)) and not is_address(data) else None
+    table = path is not None and (path.suffix.lower() in SUFFIXES or is_pattern(path))
+    if is_address(data) or table or (path is not None and path.is_dir() and parquet_files(path)):
         if labels is not None:
             raise InputError(
                 "a Parquet table has its labels in a column; name it by label= (--label), and leave labels out."
             )
-        found = _open_parquet(data if is_address(data) else Path(data).expanduser(), options)
+        found = _open_parquet(path or data, options)
         if found is None and is_address(data):
             raise InputError(
                 "remote files are audited with one class a row, and these labels are others; copy them to a disk."
             )
-    elif isinstance(data, (str, Path)) and Path(data).suffix.lower() == ".npy":
-        found = _open_array(Path(data).expanduser(), labels, options)
+    elif path is not None and path.suffix.lower() == ".npy":
+        found = _open_array(path, labels, options)
     if found is None:
         whole = read(data, labels, None, {**options, "merge_alike": merge})
         return whole if whole.regression or whole.parts is not None else cut(whole)
@@ -138,53 +101,49 @@ def cut(data: Dataset) -> ChunkedDataset:
     if data.source.kind == "images" and np.ndim(data.x) != 4:
         raise InputError("images of several sizes are not supported with memory= or backend=; leave them out.")
     data, size = replace(data, parts=None), MEMORY_CHUNK_ROWS
-    pieces = [MemoryRange(start, min(size, len(data) - start), data, start) for start in range(0, len(data), size)]
-    sample = data.subset(_evenly(len(data), SAMPLE_ROWS)) if len(data) > SAMPLE_ROWS else data
+    pieces = [MemoryRange(start, min(size, len(data) - start), data) for start in range(0, len(data), size)]
+    sample = data if len(data) <= SAMPLE_ROWS else data.subset(evenly(len(data), SAMPLE_ROWS))
     return ChunkedDataset.of(pieces, data.target, data.classes, sample, index=data.index, rows=data.rows)
 
 
-def _evenly(number: int, most: int) -> Ints:
-    """Up to `most` evenly spaced row indices.
-
-    >>> _evenly(10, 4).tolist()
-    [0, 3, 6, 9]
-    """
+def evenly(number: int, most: int) -> Ints:
+    """Up to `most` evenly spaced row indices."""
     return np.arange(number) if number <= most else np.linspace(0, number - 1, most).astype(np.int64)
+
+
+def _sampled(pieces: Sequence[Any]) -> Iterator[tuple[Any, Ints]]:
+    """Some chunks, and the rows of each that columns, words and scales are learned from; all of few rows."""
+    few = sum(piece.rows for piece in pieces) <= SAMPLE_ROWS
+    chosen = pieces if few else [pieces[k] for k in evenly(len(pieces), SAMPLE_CHUNKS)]
+    for piece in chosen:
+        yield piece, np.arange(piece.rows) if few else evenly(piece.rows, max(SAMPLE_ROWS // len(chosen), 1))
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryRange:
-    """Consecutive rows of data in memory, from the position ``first``."""
+    """Consecutive rows of data in memory; ``data`` are these rows alone in another process."""
 
     start: int
     rows: int
     data: Dataset
-    first: int
 
     def read(self) -> Dataset:
-        """As `Chunk.read`."""
-        return self.data.subset(np.arange(self.first, self.first + self.rows))
+        if len(self.data) == self.rows:
+            return self.data
+        return self.data.subset(np.arange(self.start, self.start + self.rows))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process gets only the rows of this chunk."""
-        mine = self.read() if self.rows < len(self.data) else self.data
-        return {"start": self.start, "rows": self.rows, "data": mine, "first": 0}
+        return {"start": self.start, "rows": self.rows, "data": self.read()}
 
 
 def _joined(parts: list[Dataset]) -> Dataset:
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    frames = isinstance(first.raw, pd.DataFrame)
-    raw = pd.concat([p.raw for p in parts], ignore_index=True) if frames else None
-    return replace(
-        first,
-        x=np.concatenate([p.x for p in parts]),
-        target=np.concatenate([p.target for p in parts]),
-        index=np.concatenate([p.index for p in parts]),
-        ids=None if first.ids is None else np.concatenate([p.ids for p in parts]),
-        raw=raw if frames or first.raw is None else np.concatenate([p.raw for p in parts]),
-    )
+    def joined(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        if isinstance(values[0], pd.DataFrame):
+            return pd.concat(values, ignore_index=True)
+        return None if values[0] is None else np.concatenate(values)
+
+    return replace(parts[0], **{name: joined(name) for name in ("x", "target", "index", "ids", "raw")})
 
 
 # --- Parquet --------------------------------------------------------------------------------------------------
@@ -209,7 +168,6 @@ class RowGroups:
             return file.read_row_groups(range(self.first, self.last), columns=columns, use_threads=False).to_pandas()
 
     def read(self) -> Dataset:
-        """As `Chunk.read`."""
         frame = self.frame().reset_index(drop=True)
         frame.columns = pd.Index([str(name) for name in frame.columns])
         x: NDArray[Any] = np.zeros((len(frame), 1), np.float32)
@@ -217,10 +175,6 @@ class RowGroups:
             x = np.array(["" if is_missing(v) else str(v) for v in frame[self.source.text]], dtype=object)
         index = np.arange(self.start, self.start + len(frame))
         return Dataset(x, np.full(len(frame), UNLABELED), (), index=index, raw=frame, source=self.source)
-
-
-def _is_parquet(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES or is_pattern(path) or (path.is_dir() and bool(parquet_files(path)))
 
 
 def _row_groups(files: Iterable[str]) -> Iterator[RowGroups]:
@@ -273,11 +227,7 @@ def _open_parquet(path: str | Path, options: Mapping[str, Any]) -> ChunkedDatase
     odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns", "split", "missing")]
     if odd:
         raise InputError(f"{odd[0]} is not an option for Parquet files; leave it out.")
-    if rows <= SAMPLE_ROWS:
-        frames = [piece.frame() for piece in pieces]
-    else:
-        chosen = [pieces[k] for k in _evenly(len(pieces), SAMPLE_CHUNKS)]
-        frames = [piece.frame().iloc[_evenly(piece.rows, SAMPLE_ROWS // len(chosen))] for piece in chosen]
+    frames = [piece.frame().iloc[here] for piece, here in _sampled(pieces)]
     splits = from_frame(pd.concat(frames, ignore_index=True), str(path), several=label_sets_of_table, **options)
     if splits.train.parts is not None:
         return None
@@ -316,7 +266,6 @@ class ArrayRange:
     rows: int
 
     def read(self) -> Dataset:
-        """As `Chunk.read`."""
         # Mapped only for this moment: mapped pages count as memory of the process.
         with numpy_damage(self.path):
             x = np.load(self.path, mmap_mode="r", allow_pickle=False)[self.start : self.start + self.rows]
@@ -353,33 +302,23 @@ def _open_array(path: Path, labels: Any, options: Mapping[str, Any]) -> ChunkedD
     numbers, classes = encode_labels(list(values))
     rows, size = shape[0], CHUNK_ROWS
     pieces = [ArrayRange(str(path), start, min(size, rows - start)) for start in range(0, rows, size)]
-    if rows <= SAMPLE_ROWS:
-        sample = _joined([piece.read() for piece in pieces])
-    else:
-        chosen = [pieces[k] for k in _evenly(len(pieces), SAMPLE_CHUNKS)]
-        each = max(SAMPLE_ROWS // len(chosen), 1)
-        sample = _joined([piece.read().subset(_evenly(piece.rows, each)) for piece in chosen])
+    sample = _joined([piece.read().subset(here) for piece, here in _sampled(pieces)])
     source = Source(kind="features", path=str(path), digest=digest_source(path), title=path.name)
     return ChunkedDataset.of(pieces, numbers[codes], classes, replace(sample, source=source))
 
 
-# --- finished stages ------------------------------------------------------------------------------------------
+Chunk = MemoryRange | RowGroups | ArrayRange
+"""Consecutive rows of a data set; `read` returns the samples without their labels, with their ``index`` in the whole source."""
 
-SPARSE = ("data", "indices", "indptr", "shape")
-"""The arrays of a sparse matrix."""
+
+# --- finished stages ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FinishedStages:
-    """Results of finished stages in a folder, from which an interrupted audit goes on.
-
-    Attributes:
-        folder: where they are.
-        temporary: whether the folder is deleted after the audit: arrays that stay in memory are then not written.
-    """
+    """Results of finished stages in a folder, from which an interrupted audit goes on."""
 
     folder: Path
-    temporary: bool = False
 
     def embeddings(self, chunk: int) -> Path:
         """The file with the embeddings of a chunk."""
@@ -389,57 +328,12 @@ class FinishedStages:
         """The embeddings of a chunk."""
         return np.load(self.embeddings(chunk), allow_pickle=False)
 
-    def write_embedded(self, chunk: int, values: Singles) -> None:
-        """Stores the embeddings of a chunk."""
-        content = BytesIO()
-        np.save(content, values)
-        write_atomically(self.embeddings(chunk), content.getvalue())
-
-    def write_scan(self, keys: Ints | None, views: tuple[View, ...]) -> None:
-        """Stores the keys of all rows, and the features of the rows that learners are fitted on."""
-        if self.temporary:
-            return
-        arrays: dict[str, Any] = {"names": np.array([view.name for view in views])}
-        arrays |= {} if keys is None else {"keys": keys}
-        for k, view in enumerate(views):
-            if sp.issparse(view.x):
-                arrays |= {f"{k}.{name}": np.asarray(getattr(view.x, name)) for name in SPARSE}
-            else:
-                arrays[f"{k}.x"] = view.x
-            if view.trees is not None:  # an empty array stands for the features themselves
-                arrays[f"{k}.trees"] = np.empty(0) if view.trees is view.x else view.trees
-        with replaced_folder(self.folder / "scan") as new:
-            np.savez(new / "scan.npz", **arrays)
-
-    def read_scan(self) -> tuple[Ints | None, tuple[View, ...]] | None:
-        """The stored keys and features, if there are any."""
-        file = self.folder / "scan" / "scan.npz"
-        if not file.exists():
-            return None
-        with np.load(file, allow_pickle=False) as arrays:
-            views = []
-            for k, name in enumerate(arrays["names"].tolist()):
-                if f"{k}.x" in arrays:
-                    x = arrays[f"{k}.x"]
-                else:
-                    *parts, shape = (arrays[f"{k}.{part}"] for part in SPARSE)
-                    x = sp.csr_matrix(tuple(parts), tuple(shape))
-                trees = arrays.get(f"{k}.trees")
-                views.append(View(name, x, x if trees is not None and not trees.size else trees))
-            return arrays.get("keys"), tuple(views)
-
     def judged(self, chunk: int) -> Path:
         """The file with the judged rows of a chunk."""
         return self.folder / "suspects" / f"part-{chunk:05d}.parquet"
 
     def write_judged(self, chunk: int, columns: Mapping[str, NDArray[Any]], classes: tuple[str, ...]) -> None:
-        """Stores the judged rows of a chunk.
-
-        Args:
-            chunk: its number.
-            columns: (B,) each, by name; "given" and "suggested" are class numbers, -1 for missing ones.
-            classes: the names of the classes.
-        """
+        """Stores the judged rows of a chunk: columns (B,) by name; "given" and "suggested" are class numbers, -1 for missing ones."""
         pyarrow = require("pyarrow", "writing suspects as Parquet", "parquet")
         from pyarrow import parquet
 
@@ -454,14 +348,3 @@ class FinishedStages:
         parquet.write_table(pyarrow.table(table), out)
         make_folder(self.folder / "suspects")
         write_atomically(self.judged(chunk), out.getvalue().to_pybytes())
-
-    def read_judged(self, chunk: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Some columns of the judged rows of a chunk; classes as their numbers."""
-        from pyarrow import parquet
-
-        table = parquet.read_table(self.judged(chunk), columns=list(names), use_threads=False, partitioning=None)
-        columns = {name: table[name].combine_chunks() for name in names}
-        return {
-            name: (column.indices if name == "suggested" else column).to_numpy(zero_copy_only=False)
-            for name, column in columns.items()
-        }

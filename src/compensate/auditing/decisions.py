@@ -1,12 +1,8 @@
 """Decisions about labels: ``corrections.csv``, the journal of a review, and the labels that result.
 
-``corrections.csv`` has the columns ``index,given,decision,label``: the 0-based row of the source, its label, the decision (``accept`` the
-suggestion, ``reject`` it, set an ``other`` label, or ``skip``) and the new label; and ``row,source``, the digests of that row and of the audited
-file, which a file written by hand may lack. Where a row has several labels, ``part`` is the address of the label (see
+``corrections.csv`` has the columns of `Correction`. Where a row has several labels, ``part`` is the address of the label (see
 `compensate.auditing.labels.base`), and ``index`` its number. A decision applies only to the row it was made about: if the file or its label
-differs, nothing is written.
-
-The journal ``decisions.jsonl`` of a run records each decision at once; ``corrections.csv`` is made from it.
+differs, nothing is written. The journal ``decisions.jsonl`` of a run records each decision at once; ``corrections.csv`` is made from it.
 """
 
 from __future__ import annotations
@@ -15,9 +11,9 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +21,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from compensate.auditing.digests import digest_text
+from compensate.auditing.content import digest_text
 from compensate.auditing.exchange import SUFFIXES, read_exported
 from compensate.auditing.write_back import csv_bytes, guard, same_label, unguard
 from compensate.data.dataset import UNLABELED, Dataset, Ints
@@ -33,9 +29,9 @@ from compensate.data.tables import read_frame
 from compensate.errors import InputError, nearest
 from compensate.files import write_atomically, writing
 
-COLUMNS = ("index", "given", "decision", "label")
-DIGESTS = ("row", "source")
-PART = "part"
+COLUMNS = ("index", "given", "decision", "label", "row", "source", "part")
+"""Of ``corrections.csv``; the last three may be missing."""
+
 DECISIONS = ("accept", "reject", "other", "skip")
 JOURNAL, CORRECTIONS, LOCK = "decisions.jsonl", "corrections.csv", "review.lock"
 """The journal, the file made from it, and the lock that keeps a second process out during a review."""
@@ -45,77 +41,44 @@ _DIGEST = re.compile("sha256:[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Correction:
-    """A decision about a label: ``label`` is the new one, unless the decision is to skip it.
+    """A decision about a label."""
 
-    ``row`` and ``source`` are the digests of the row and of the audited file, if known; ``part`` is the address of the label where a row has
-    several.
-    """
-
-    index: int
-    given: str
-    decision: str
-    label: str
-    row: str = ""
-    source: str = ""
-    part: str = ""
+    index: int  # the row of the source, from 0 on
+    given: str  # its label
+    decision: str  # accept the suggestion, reject it, set an other label, or skip
+    label: str  # the new one, unless the decision is to skip it
+    row: str = ""  # the digest of the row, if known
+    source: str = ""  # the digest of the audited file, if known
+    part: str = ""  # the address of the label where a row has several
 
     @property
     def changes(self) -> bool:
         """Whether the label becomes another one."""
         return self.decision in ("accept", "other") and self.label != self.given
 
-    @staticmethod
-    def of_texts(cells: Mapping[str, str], where: str) -> Correction:
-        """A correction from the cells of its row; an error begins with `where`."""
-        index, decision, label = cells["index"].strip(), cells["decision"].strip().lower(), cells["label"]
-        if not (index.isascii() and index.isdigit()):
-            raise InputError(f'{where}: the index is "{_short(index)}"; expected a row number from 0 on.')
-        if decision not in DECISIONS:
-            raise InputError(f'{where}: the decision is "{_short(decision)}"; {nearest(decision, DECISIONS)}')
-        if decision in ("accept", "other") and not label.strip():
-            raise InputError(f"{where}: {decision} needs a label; write one, or skip instead.")
-        digests = {name: cells.get(name, "").strip() for name in DIGESTS}
-        for name, digest in digests.items():
-            if digest and not _DIGEST.fullmatch(digest):
-                raise InputError(
-                    f'{where}: the digest under {name} is "{_short(digest)}"; expected sha256:... or nothing.'
-                )
-        return Correction(int(index), cells["given"], decision, label, **digests, part=cells.get(PART, ""))
-
 
 @dataclass(frozen=True)
 class Matched:
-    """The result of a search for rows by content.
+    """The result of a search for rows by content."""
 
-    Attributes:
-        found: decisions whose rows are in the file.
-        moved: how many of them are at another place than before.
-        done: decisions about rows that hold the decided label already.
-        absent: rows of the audited file that are not in this one.
-        unclear: rows whose content is there, but with other labels or a different number of times.
-    """
-
-    found: int
-    moved: int
-    done: int
-    absent: tuple[int, ...]
-    unclear: tuple[int, ...]
+    found: int  # decisions whose rows are in the file
+    moved: int  # how many of them are at another place than before
+    done: int  # decisions about rows that hold the decided label already
+    absent: tuple[int, ...]  # rows of the audited file that are not in this one
+    unclear: tuple[int, ...]  # rows whose content is there, but with other labels or a different number of times
 
 
 @dataclass(frozen=True)
 class Applied:
-    """The result of applying corrections: the number of labels in all, changed, kept and skipped.
-
-    `checked` says whether the file is known to be the audited one; `matched` is the result of a search by content, if there was one.
-    """
+    """The result of applying corrections: the number of labels in all, changed, kept and skipped."""
 
     path: Path
     rows: int
     changed: int
     kept: int
     skipped: int
-    checked: bool = False
-    matched: Matched | None = None
+    checked: bool = False  # whether the file is known to be the audited one
+    matched: Matched | None = None  # the result of a search by content, if there was one
 
 
 # --- corrections.csv ------------------------------------------------------------------------------------------
@@ -124,77 +87,74 @@ class Applied:
 def read_corrections(path: str | Path) -> tuple[Correction, ...]:
     """The decisions of ``corrections.csv``, or of an export of Label Studio or Argilla; an error names the unusable line."""
     rows = read_exported(path) if Path(path).suffix.lower() in SUFFIXES else _rows(path)
-    corrections = [Correction.of_texts(row, f"{path}, row {n}") for n, row in enumerate(rows, 1)]
-    seen: set[int] = set()
-    for correction in corrections:
-        if correction.index in seen:
-            raise InputError(f"{path} decides on row {correction.index} more than once; keep one line for each.")
-        seen.add(correction.index)
-    return tuple(corrections)
+    corrections: dict[int, Correction] = {}
+    for n, cells in enumerate(rows, 1):
+        where = f"{path}, row {n}"
+        index, decision, label = cells["index"].strip(), cells["decision"].strip().lower(), cells["label"]
+        if not (index.isascii() and index.isdigit()):
+            raise InputError(f'{where}: the index is "{_short(index)}"; expected a row number from 0 on.')
+        if decision not in DECISIONS:
+            raise InputError(f'{where}: the decision is "{_short(decision)}"; {nearest(decision, DECISIONS)}')
+        if decision in ("accept", "other") and not label.strip():
+            raise InputError(f"{where}: {decision} needs a label; write one, or skip instead.")
+        digests = {name: cells.get(name, "").strip() for name in ("row", "source")}
+        for name, digest in digests.items():
+            if digest and not _DIGEST.fullmatch(digest):
+                raise InputError(
+                    f'{where}: the digest under {name} is "{_short(digest)}"; expected sha256:... or nothing.'
+                )
+        if int(index) in corrections:
+            raise InputError(f"{path} decides on row {int(index)} more than once; keep one line for each.")
+        made = Correction(int(index), cells["given"], decision, label, **digests, part=cells.get("part", ""))
+        corrections[made.index] = made
+    return tuple(corrections.values())
 
 
 def _rows(path: str | Path) -> Iterator[dict[str, str]]:
     frame = read_frame(path)
     names = {str(name).strip().lower(): name for name in frame.columns}
-    missing = [name for name in COLUMNS if name not in names]
+    missing = [name for name in COLUMNS[:4] if name not in names]
     if missing:
+        expected = ",".join(COLUMNS[:4])
         raise InputError(
-            f"{path} has no column {', '.join(missing)}; expected {','.join(COLUMNS)}, as the review page exports it."
+            f"{path} has no column {', '.join(missing)}; expected {expected}, as the review page exports it."
         )
-    known = [name for name in (*COLUMNS, *DIGESTS, PART) if name in names]
+    known = [name for name in COLUMNS if name in names]
     for cells in zip(*(map(str, frame[names[name]]) for name in known), strict=True):
         row = dict(zip(known, cells, strict=True))
-        yield row | {name: unguard(row[name]) for name in ("given", "label", PART) if name in row}
+        yield row | {name: unguard(row[name]) for name in ("given", "label", "part") if name in row}
 
 
 def write_corrections(path: str | Path, corrections: Iterable[Correction]) -> None:
     """Writes decisions as the review page does; text that a spreadsheet would evaluate is guarded."""
-    rows = [
-        (str(c.index), guard(c.given), c.decision, guard(c.label), c.row, c.source, guard(c.part)) for c in corrections
-    ]
-    width = len(COLUMNS) + len(DIGESTS) + any(row[-1] for row in rows)
-    write_atomically(path, csv_bytes(row[:width] for row in ((*COLUMNS, *DIGESTS, PART), *rows)))
+    rows = [[guard(str(value)) for value in astuple(c)] for c in corrections]
+    width = len(COLUMNS) - (not any(row[-1] for row in rows))
+    write_atomically(path, csv_bytes(row[:width] for row in (COLUMNS, *rows)))
 
 
 # --- decisions and the data they are about --------------------------------------------------------------------
 
 
 def changes(cells: Sequence[Any], corrections: Iterable[Correction], where: str) -> dict[int, str]:
-    """The new labels by row; refuses decisions about other labels than the data hold.
-
-    >>> changes(["cat", "dog"], [Correction(1, "dog", "accept", "cat")], "pets.csv")
-    {1: 'cat'}
-    >>> changes(["cat", "cat"], [Correction(1, "dog", "accept", "cat")], "pets.csv")
-    Traceback (most recent call last):
-    compensate.errors.InputError: pets.csv differs from what was reviewed: row 1 holds "cat", not "dog". Nothing is
-    written. Apply the corrections to the file that was audited, or audit this one.
-    """
+    """The new labels by row; refuses decisions about other labels than the data hold."""
     corrections = list(corrections)
     beyond = [c.index for c in corrections if not 0 <= c.index < len(cells)]
     if beyond:
         raise InputError(f"a correction is about row {beyond[0]}, and {where} has the rows 0 to {len(cells) - 1}.")
     different = [c for c in corrections if not same_label(cells[c.index], c.given)]
     if different:
-        shown = [f'row {c.index} holds "{_short(cells[c.index])}", not "{_short(c.given)}"' for c in different[:3]]
+        named = [f'row {c.index} holds "{_short(cells[c.index])}", not "{_short(c.given)}"' for c in different]
+        shown = "; ".join(named[:3])
         more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
         raise InputError(
-            f"{where} differs from what was reviewed: {'; '.join(shown)}{more}. Nothing is written. Apply the corrections to the "
+            f"{where} differs from what was reviewed: {shown}{more}. Nothing is written. Apply the corrections to the "
             "file that was audited, or audit this one."
         )
     return {c.index: c.label for c in corrections if c.changes}
 
 
 def check_source(corrections: Iterable[Correction], digest: str, where: str) -> bool:
-    """Whether decisions are known to be about the source with this digest; refuses decisions about another one.
-
-    >>> check_source([Correction(0, "cat", "accept", "dog", source="sha256:1")], "sha256:1", "pets.csv")
-    True
-    >>> check_source([Correction(0, "cat", "accept", "dog", source="sha256:1")], "sha256:2", "pets.csv")
-    Traceback (most recent call last):
-    compensate.errors.InputError: pets.csv (sha256:2) is not what was reviewed (sha256:1). Nothing is written. Apply the
-    corrections to the file that was audited; or, if this file holds the same rows, have each one found by its content:
-    rematch=True (--rematch on the command line).
-    """
+    """Whether decisions are known to be about the source with this digest; refuses decisions about another one."""
     sources = {c.source for c in corrections}
     others = sorted(sources - {"", digest})
     if others and digest:
@@ -218,18 +178,17 @@ def rematch_rows(
             "these corrections do not say what their rows hold, so rows cannot be found by content. Export them again from "
             "the review page of the audit, or apply them to the audited file without rematch (--rematch)."
         )
-    wanted = {c.row for c in corrections}
-    places: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {c.row: [] for c in corrections}
     for place, digest in enumerate(map(digest_text, digests.tolist())):
-        if digest in wanted:
-            places.setdefault(digest, []).append(place)
+        if digest in places:
+            places[digest].append(place)
     groups: dict[tuple[str, str], list[Correction]] = {}
     for c in sorted(corrections, key=lambda c: c.index):
         groups.setdefault((c.row, c.given), []).append(c)
     found: list[Correction] = []
     done, absent, unclear, moved = 0, [], [], 0
     for (digest, given), group in groups.items():
-        here = places.get(digest, [])
+        here = places[digest]
         same = [place for place in here if same_label(cells[place], given)]
         if len(same) == len(group):
             found += [replace(c, index=place) for c, place in zip(group, same, strict=True)]
@@ -250,76 +209,55 @@ def rematch_rows(
 
 @dataclass(frozen=True, eq=False)
 class Decided:
-    """The labels of data with decisions.
+    """The labels of data with decisions."""
 
-    Attributes:
-        rows: (N,) whether there is a decision about each row.
-        labels: (N,) the labels with the decisions, as class numbers.
-        before: (N,) the labels before.
-        unclear: the number of decisions whose rows are absent, or hold neither the old nor the new label.
-    """
-
-    rows: NDArray[np.bool_]
-    labels: Ints
-    before: Ints
-    unclear: int
-
-    def described(self, index: Ints) -> dict[str, Any]:
-        """The decided rows of the source, and the numbers of corrected, confirmed and unclear labels."""
-        corrected = int((self.rows & (self.labels != self.before)).sum())
-        counts = {"corrected": corrected, "confirmed": int(self.rows.sum()) - corrected, "unclear": self.unclear}
-        return {"rows": index[self.rows].tolist(), **counts}
+    rows: NDArray[np.bool_]  # (N,) whether there is a decision about each row
+    labels: Ints  # (N,) class numbers with the decisions
+    before: Ints  # (N,) class numbers before them
+    summary: dict[
+        str, Any
+    ]  # the decided rows of the source, and the numbers of corrected, confirmed and unclear labels
 
 
 def decided_labels(data: Dataset, decisions: str | Path | Iterable[Correction]) -> Decided:
     """The labels of the data with decisions of an earlier audit.
 
-    Rows are found by their number in the audited file, and by their content in any other. The data may hold the old or the decided labels.
-
-    >>> data = Dataset(np.eye(2), np.array([0, 1]), ("cat", "dog"))
-    >>> found = decided_labels(data, [Correction(1, "dog", "accept", "cat")])
-    >>> found.labels, found.rows
-    (array([0, 0]), array([False,  True]))
+    The data may hold the old or the decided labels.
     """
     rows, labels = np.zeros(len(data), bool), data.target.astype(np.int64).copy()
     before, unclear = labels.copy(), 0
     classes = {name: number for number, name in enumerate(data.classes)}
-    places = RowPlaces(data)
     if isinstance(decisions, (str, Path)):  # the folder of a run, or a file
         decisions = run_decisions(Path(decisions)) if Path(decisions).is_dir() else read_corrections(decisions)
-    for c in decisions:
-        if c.decision == "skip":
-            continue
+    decisions = [c for c in decisions if c.decision != "skip"]
+    for c, row in zip(decisions, find_rows(data, decisions), strict=True):
         new = c.label if c.decision != "reject" else c.given
         if new not in classes:
             raise InputError(f'row {c.index} was given the label "{new[:80]}"; {nearest(new, data.classes)}')
-        row = places.find(c)
         present = None if row is None or labels[row] == UNLABELED else data.classes[labels[row]]
         if row is None or present not in (c.given, new, None) or (present is None and c.given):
-            unclear += 1
+            unclear += 1  # the row is absent, or holds neither the old nor the new label
             continue
         rows[row], labels[row] = True, classes[new]
         before[row] = classes.get(c.given, classes[new])
-    return Decided(rows, labels, before, unclear)
+    corrected = int((rows & (labels != before)).sum())
+    counts = {"corrected": corrected, "confirmed": int(rows.sum()) - corrected, "unclear": unclear}
+    return Decided(rows, labels, before, {"rows": data.index[rows].tolist(), **counts})
 
 
-class RowPlaces:
-    """The positions in some data of the rows of decisions."""
-
-    def __init__(self, data: Dataset) -> None:
-        self.source = data.source.digest
-        self.by_index = {int(index): row for row, index in enumerate(data.index)}
-        self.by_digest: dict[str, list[int]] = {}
-        digests = data.source.row_digests
-        for row, digest in enumerate(() if digests is None else digests[data.index].tolist()):
-            self.by_digest.setdefault(digest_text(digest), []).append(row)
-
-    def find(self, decision: Correction) -> int | None:
-        """The position of a row: by its number in the audited file, otherwise by its content."""
-        if not decision.source or not self.source or decision.source == self.source:
-            return self.by_index.get(decision.index)
-        rows = self.by_digest.get(decision.row, []) if decision.row else []
-        return rows.pop(0) if rows else None
+def find_rows(data: Dataset, decisions: Iterable[Correction]) -> list[int | None]:
+    """The position of the row of each decision: by its number in the audited file, by its content in any other; None if it is absent."""
+    by_index = {int(index): row for row, index in enumerate(data.index)}
+    by_digest: dict[str, list[int]] = {}
+    source, digests = data.source.digest, data.source.row_digests
+    for row, digest in enumerate(() if digests is None else digests[data.index].tolist()):
+        by_digest.setdefault(digest_text(digest), []).append(row)
+    found: list[int | None] = []
+    for c in decisions:
+        rows = by_digest.get(c.row)
+        here = not c.source or not source or c.source == source
+        found.append(by_index.get(c.index) if here else rows.pop(0) if rows else None)
+    return found
 
 
 # --- the journal of a review ----------------------------------------------------------------------------------
@@ -327,26 +265,18 @@ class RowPlaces:
 
 @dataclass(frozen=True)
 class Event:
-    """An entry of the journal.
-
-    Attributes:
-        made: the decision; an empty one undoes an earlier decision.
-        time: in milliseconds since 1970.
-        tab: the browser tab.
-    """
+    """A line of the journal: a decision (an empty one undoes an earlier one), its time in milliseconds since 1970, and the browser tab."""
 
     made: Correction
     time: int
     tab: str
 
     def line(self) -> bytes:
-        """The line of the journal."""
         text = json.dumps({"time": self.time, "tab": self.tab, **asdict(self.made)}, ensure_ascii=False)
         return text.encode("utf-8", "surrogatepass") + b"\n"
 
     @staticmethod
     def of(line: bytes) -> Event:
-        """The event of a line of the journal."""
         values = json.loads(line.decode("utf-8", "surrogatepass"))
         made = {name: values[name] for name in Correction.__dataclass_fields__}
         texts = [value for name, value in (*made.items(), ("tab", values["tab"])) if name != "index"]
@@ -358,24 +288,30 @@ class Event:
 
 
 class Journal:
-    """The decisions of a run, for one process at a time; see `reviewing`.
-
-    Args:
-        folder: of the run.
-
-    >>> import tempfile
-    >>> journal = Journal(Path(tempfile.mkdtemp()))
-    >>> journal.record([Event(Correction(3, "cat", "accept", "dog"), 1, "a")])
-    1
-    >>> [decision.label for decision in journal.decisions]
-    ['dog']
-    """
+    """The decisions in the folder of a run, of its journal, and of ``corrections.csv`` for other rows; for one process, see `reviewing`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / JOURNAL
-        self.events, self.latest = _read_journal(folder)
         self.merged = -1
         self._lock = threading.Lock()
+        corrections = read_corrections(folder / CORRECTIONS) if (folder / CORRECTIONS).is_file() else ()
+        self.latest = {c.index: Event(c, 0, CORRECTIONS) for c in corrections}
+        self.events: list[Event] = []
+        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.is_file() else []  # the last may be incomplete
+        for number, line in enumerate(lines, 1):
+            try:
+                self._add(Event.of(line))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise InputError(
+                    f"{self.path}, line {number} is not a decision ({error}). Remove the line; the others can be used."
+                ) from error
+
+    def _add(self, event: Event) -> None:
+        """Keeps the event with the later time: events of a tab without connection arrive late."""
+        self.events.append(event)
+        row = event.made.index
+        if row not in self.latest or self.latest[row].time <= event.time:
+            self.latest[row] = event
 
     @property
     def version(self) -> int:
@@ -386,7 +322,7 @@ class Journal:
     def decisions(self) -> tuple[Correction, ...]:
         """The valid decisions, by row."""
         with self._lock:
-            return _decisions(self.latest)
+            return tuple(self.latest[row].made for row in sorted(self.latest) if self.latest[row].made.decision)
 
     def since(self, version: int) -> Sequence[Event]:
         """The latest events of the rows with events after a version."""
@@ -412,32 +348,21 @@ class Journal:
                     raise
                 finally:
                     os.close(handle)
-            self.events += events
             for event in events:
-                _update(self.latest, event)
+                self._add(event)
             return len(self.events)
 
     def merge(self) -> None:
         """Writes ``corrections.csv`` if there are new events."""
-        with self._lock:
-            version, decisions = len(self.events), _decisions(self.latest)
+        version, decisions = self.version, self.decisions  # a later event is written the next time
         if version != self.merged and (decisions or (self.folder / CORRECTIONS).exists()):
             write_corrections(self.folder / CORRECTIONS, decisions)
         self.merged = version
 
 
 def run_decisions(folder: Path) -> tuple[Correction, ...]:
-    """The decisions in the folder of a run: of its journal, and of ``corrections.csv`` for other rows."""
-    return _decisions(_read_journal(folder)[1])
-
-
-def keep_decisions(before: Path, after: Path, more: Iterable[Correction] = ()) -> None:
-    """Copies the decisions of one folder to another, and adds others about rows without a decision there."""
-    kept = {decision.index: decision for decision in (*more, *run_decisions(before))}
-    if (before / JOURNAL).is_file():
-        (after / JOURNAL).write_bytes((before / JOURNAL).read_bytes())
-    if kept:
-        write_corrections(after / CORRECTIONS, (kept[row] for row in sorted(kept)))
+    """The decisions in the folder of a run."""
+    return Journal(folder).decisions
 
 
 @contextmanager
@@ -461,43 +386,6 @@ def reviewing(folder: Path) -> Iterator[None]:
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         lock.release()
-
-
-def check_not_reviewed(folder: Path) -> None:
-    """Refuses the folder of a run that is being reviewed."""
-    if (folder / LOCK).exists():
-        with reviewing(folder):
-            pass
-
-
-def _read_journal(folder: Path) -> tuple[list[Event], dict[int, Event]]:
-    """All events of a run, and the latest event of each row."""
-    events = []
-    path = folder / JOURNAL
-    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # the last line may be incomplete
-    for number, line in enumerate(lines, 1):
-        try:
-            events.append(Event.of(line))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InputError(
-                f"{path}, line {number} is not a decision ({error}). Remove the line; the others can be used."
-            ) from error
-    corrections = read_corrections(folder / CORRECTIONS) if (folder / CORRECTIONS).is_file() else ()
-    latest = {c.index: Event(c, 0, CORRECTIONS) for c in corrections}
-    for event in events:
-        _update(latest, event)
-    return events, latest
-
-
-def _update(latest: dict[int, Event], event: Event) -> None:
-    """Keeps the event with the later time: events of a tab without connection arrive late."""
-    row = event.made.index
-    if row not in latest or latest[row].time <= event.time:
-        latest[row] = event
-
-
-def _decisions(latest: dict[int, Event]) -> tuple[Correction, ...]:
-    return tuple(latest[row].made for row in sorted(latest) if latest[row].made.decision)
 
 
 def _short(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""Exchange with annotation tools: records of Label Studio, Argilla and FiftyOne, and the decisions that come back.
+"""Exchange with annotation tools: records of Label Studio, Argilla and FiftyOne, tables, and the decisions that come back.
 
 None of these tools is imported. A record carries the number and the digest of its row, its given label and the digest of the source, by
-which a decision finds its row again.
+which a decision finds its row again. The functions that take an audit are methods of `Audit`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import quoteattr  # nosec B406: writes, and parses nothing
 
 import numpy as np
+import pandas as pd
 
 from compensate.auditing.content import embedded_image, sample_content
-from compensate.errors import InputError, nearest
+from compensate.errors import InputError
 from compensate.extras import require
 from compensate.files import read_text
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from compensate.auditing.result import Audit
 
 AGENT = "compensate"  # the name of the model in suggestions
 GIVEN = "given"  # the id of an annotation that holds the given label; it is not a decision
 TAG = "possible_label_error"
+TOOLS = ("label-studio", "fiftyone", "argilla", "cleanlab")
 
 SUFFIXES = (".json", ".jsonl")  # endings of the files that `read_exported` reads
 _EXPECTED = (
@@ -35,30 +35,30 @@ _EXPECTED = (
 )
 
 
-# --- records --------------------------------------------------------------------------------------------------
-
-
 def label_studio_tasks(audit: Audit, *, everything: bool = False, images: str | None = None) -> list[dict[str, Any]]:
-    """Tasks of Label Studio: see `Audit.to_label_studio`."""
+    """Tasks to import into Label Studio, most suspect first: the suggestion as a prediction, the given label as an annotation.
+
+    Args:
+        everything: all rows, not only the flagged ones.
+        images: where Label Studio finds the files of an image folder, such as ``/data/local-files/?d=pics``; by default images
+            are embedded.
+
+    The prediction score is 1 - p_error. `label_studio_config` makes the labeling interface, and ``apply(export.json)`` reads the decisions.
+    """
     field = _field(audit)
 
     def choice(label: str, **more: Any) -> dict[str, Any]:
         return {"from_name": "label", "to_name": field, "type": "choices", "value": {"choices": [label]}, **more}
 
-    return [
-        {
+    tasks: list[dict[str, Any]] = []
+    for i, about in _exported(audit, "Label Studio", everything):
+        score, result = round(1 - float(audit.p_error[i]), 6), [choice(about["suggested"])]
+        tasks.append({
             "data": {field: _shown(audit, i, images), **about},
-            "predictions": [
-                {
-                    "model_version": AGENT,
-                    "score": round(1 - float(audit.p_error[i]), 6),
-                    "result": [choice(about["suggested"])],
-                }
-            ],
+            "predictions": [{"model_version": AGENT, "score": score, "result": result}],
             "annotations": [{"result": [choice(about["given"], id=GIVEN)]}],
-        }
-        for i, about in _exported(audit, "Label Studio", everything)
-    ]
+        })  # fmt: skip
+    return tasks
 
 
 def label_studio_config(audit: Audit) -> str:
@@ -70,7 +70,12 @@ def label_studio_config(audit: Audit) -> str:
 
 
 def fiftyone_samples(audit: Audit, *, everything: bool = True, images: str | None = None) -> list[dict[str, Any]]:
-    """Samples of FiftyOne: see `Audit.to_fiftyone`."""
+    """Samples for ``fiftyone.Sample.from_dict``: ground_truth, suggested, mistakenness, and a tag for flagged samples.
+
+    Args:
+        everything: all images, or only the flagged ones.
+        images: the folder of the images, if it has moved.
+    """
     records = _exported(audit, "FiftyOne", everything)
     if audit.kind != "image" or not audit.ids:
         raise InputError(
@@ -78,16 +83,14 @@ def fiftyone_samples(audit: Audit, *, everything: bool = True, images: str | Non
             "label-studio, argilla or cleanlab."
         )
     folder = images if images is not None else audit.data.source.folder if audit.data else ""
-
-    def path(name: str) -> str:
-        return folder.rstrip("/") + "/" + name if "://" in folder else str(Path(folder) / name)
-
+    paths = [folder.rstrip("/") + "/" + name if "://" in folder else str(Path(folder) / name) for name in audit.ids]
+    kind = {"_cls": "Classification"}
     return [
         {
-            "filepath": path(audit.ids[i]),
+            "filepath": paths[i],
             "tags": [TAG] if audit.mask[i] else [],
-            "ground_truth": {"_cls": "Classification", "label": about["given"]},
-            "suggested": {"_cls": "Classification", "label": about["suggested"], "confidence": _confidence(audit, i)},
+            "ground_truth": {**kind, "label": about["given"]},
+            "suggested": {**kind, "label": about["suggested"], "confidence": _confidence(audit, i)},
             "mistakenness": about["p_error"],
             "row": about["row"],
         }
@@ -96,7 +99,10 @@ def fiftyone_samples(audit: Audit, *, everything: bool = True, images: str | Non
 
 
 def argilla_records(audit: Audit, *, everything: bool = False, images: str | None = None) -> list[dict[str, Any]]:
-    """Records of Argilla 2: see `Audit.to_argilla`."""
+    """Records for ``dataset.records.log`` of Argilla 2, most suspect first; arguments as for `label_studio_tasks`.
+
+    Argilla needs a mapping of suggestions: ``mapping={key: key for key in records[0] if key.startswith("label.")}``.
+    """
     return [
         {
             "id": str(about["row"]),
@@ -108,22 +114,6 @@ def argilla_records(audit: Audit, *, everything: bool = False, images: str | Non
         }
         for i, about in _exported(audit, "Argilla", everything)
     ]
-
-
-WRITERS: Mapping[str, Any] = {
-    "label-studio": label_studio_tasks,
-    "fiftyone": fiftyone_samples,
-    "argilla": argilla_records,
-}
-"""Tools that take a list of records."""
-
-TOOLS = (*WRITERS, "cleanlab")
-
-
-def check_tool(tool: str) -> None:
-    """Refuses an unknown tool."""
-    if tool not in TOOLS:
-        raise InputError(f'"{tool}" is not a known tool; {nearest(tool, TOOLS)}')
 
 
 def whole_rows(audit: Audit) -> None:
@@ -173,28 +163,38 @@ def _shown(audit: Audit, i: int, images: str | None) -> str:
                 "these images are not files and have no addresses; leave images out, and they are embedded."
             )
         return images.rstrip("/") + "/" + audit.ids[i]
-    content = sample_content(audit.data, i)
-    if content.image is not None:
-        return f"data:image/{embedded_image(content.image)}"
-    if content.text is not None:
-        return content.text
-    if content.fields:
-        return "\n".join(f"{name}: {value}" for name, value in content.fields)
     if audit.data is None:
         raise InputError(
             f"the data of this audit ({audit.title}) is not loaded; run `audit` again, or load the audit with its data: "
             "compensate.auditing.request.reopen(folder)."
         )
-    return f"row {int(audit.index[i])}"
+    content = sample_content(audit.data, i)
+    if content.image is not None:
+        return f"data:image/{embedded_image(content.image)}"
+    fields = "\n".join(f"{name}: {value}" for name, value in content.fields)
+    return content.text if content.text is not None else fields or f"row {int(audit.index[i])}"
 
 
-# --- tables ---------------------------------------------------------------------------------------------------
+def cleanlab_issues(audit: Audit) -> dict[str, Any]:
+    """`pred_probs` (N, C), `labels` (N,) and `issues`, a frame as cleanlab's Datalab has it for label issues.
+
+    The frame has is_label_issue, label_score (1 - p_error, smaller is worse), given_label and predicted_label, indexed by the row. The
+    probabilities are out of fold.
+    """
+    if audit.regression or audit.probabilities is None:
+        raise InputError("cleanlab's form needs class probabilities, which this audit has not kept.")
+    columns = {
+        "is_label_issue": audit.mask,
+        "label_score": 1 - audit.p_error,
+        "given_label": audit.names(audit.given),
+        "predicted_label": audit.names(np.where(audit.mask, audit.suggested, audit.given)),
+    }
+    issues = pd.DataFrame(columns, index=audit.index)
+    return {"pred_probs": audit.probabilities, "labels": audit.given, "issues": issues}
 
 
 def frame(audit: Audit) -> pd.DataFrame:
-    """All audited rows in the order of the data: see `Audit.to_frame`."""
-    import pandas as pd
-
+    """All audited rows in the order of the data: their own columns, then suggested, p_error and flagged."""
     whole_rows(audit)
     columns: dict[str, Any] = {}
     raw = None if audit.data is None else audit.data.raw
@@ -204,9 +204,8 @@ def frame(audit: Audit) -> pd.DataFrame:
         columns["text"] = list(raw)
     if audit.ids and "id" not in columns:
         columns["id"] = list(audit.ids)
-    given, suggested = (
-        labels if audit.regression else audit.names(labels) for labels in (audit.given, audit.suggested)
-    )
+    both = (audit.given, audit.suggested)
+    given, suggested = both if audit.regression else map(audit.names, both)
     columns.setdefault(audit.source.label or "label", given)
     added = {"suggested": suggested, "p_error": audit.p_error, "flagged": audit.mask}
     columns |= {f"{name} (audit)" if name in columns else name: values for name, values in added.items()}
@@ -214,7 +213,7 @@ def frame(audit: Audit) -> pd.DataFrame:
 
 
 def dataset(audit: Audit) -> Any:
-    """A data set of Hugging Face's `datasets`: see `Audit.to_dataset`."""
+    """As `frame`, a data set of Hugging Face's `datasets` with the names of the classes in its label columns."""
     datasets = require("datasets", "making a data set", "hf")
     table = frame(audit)
     found = datasets.Dataset.from_pandas(table, preserve_index=True)
@@ -224,9 +223,6 @@ def dataset(audit: Audit) -> Any:
     for name, values in {audit.source.label or "label": audit.given, table.columns[-3]: audit.suggested}.items():
         found = found.remove_columns([name]).add_column(name, np.asarray(values, dtype=np.int64), feature=kind)
     return found.select_columns(["row", *table.columns])
-
-
-# --- decisions that come back ---------------------------------------------------------------------------------
 
 
 def read_exported(path: str | Path) -> Iterator[dict[str, str]]:
@@ -257,57 +253,39 @@ def read_exported(path: str | Path) -> Iterator[dict[str, str]]:
 
 def _decided(record: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str | None]:
     """The fields of a record about its row, and the chosen label: None without a choice, empty if it was skipped."""
+    chosen: str | None = None
+    values, states = [], []  # of the responses of Argilla
     if isinstance(record.get("data"), dict):  # Label Studio, JSON
         about = record["data"]
-        chosen = _label_studio_choice(record, str(about.get("given")))
+        for annotation in (one for one in _typed(record, "annotations", list) if isinstance(one, dict)):
+            results = [one for one in _typed(annotation, "result", list) if isinstance(one, dict)]
+            for result in (one for one in results if one.get("from_name") == "label"):
+                label = _text(_typed(result, "value", dict).get("choices"))
+                same = result.get("id") == GIVEN and label == str(about.get("given")) and not _saved_again(annotation)
+                chosen = chosen if label is None or same else label  # of the last annotation of a person
+            chosen = "" if annotation.get("was_cancelled") else chosen
     elif isinstance(record.get("metadata"), dict):  # Argilla, records.to_json
-        about = dict(record["metadata"])
-        responses = _mapping(record, "responses").get("label")
-        made = [r.get("value") for r in responses if isinstance(r, dict)] if isinstance(responses, list) else []
-        chosen = _argilla_choice(made, record.get("status"))
-        about.setdefault("suggested", _mapping(_mapping(record, "suggestions"), "label").get("value", ""))
+        suggestions = _typed(_typed(record, "suggestions", dict), "label", dict)
+        about = {"suggested": suggestions.get("value", ""), **record["metadata"]}
+        responses = _typed(_typed(record, "responses", dict), "label", list)
+        values, states = [r.get("value") for r in responses if isinstance(r, dict)], [record.get("status")]
     elif "label.responses" in record or "label.suggestion" in record:  # Argilla, flat
         about = {**record, "suggested": record.get("label.suggestion", "")}
-        states = record.get("label.responses.status") or ()
-        values = record.get("label.responses") or ()
-        if not isinstance(values, (list, tuple)) or not isinstance(states, (list, tuple)):
+        values, states = (record.get(name) or [] for name in ("label.responses", "label.responses.status"))
+        if not isinstance(values, list) or not isinstance(states, list):
             raise InputError(f"{where}: the responses are not a list; {_EXPECTED}.")
-        chosen = _argilla_choice(list(values), states[-1] if states else None)
     else:  # Label Studio, JSON-MIN: the imported annotation has no time spent on it
         about, chosen = record, _text(record.get("label"))
         timed = "lead_time" in record or ("created_at" in record and "updated_at" in record)
         if chosen == str(record.get("given")) and timed and not record.get("lead_time") and not _saved_again(record):
             chosen = None
+    if states and str(states[-1]).rpartition(".")[2] == "discarded":
+        chosen = ""
+    elif values:
+        chosen = _text(values[-1])
     if "row" not in about or "given" not in about:
         raise InputError(f"{where} does not say which row it is about (row, given); {_EXPECTED}.")
     return about, chosen
-
-
-def _label_studio_choice(task: Mapping[str, Any], given: str) -> str | None:
-    """The label of the last annotation of a person."""
-    chosen: str | None = None
-    annotations = task.get("annotations")
-    for annotation in annotations if isinstance(annotations, list) else ():
-        if not isinstance(annotation, dict):
-            continue
-        if annotation.get("was_cancelled"):
-            chosen = ""
-            continue
-        results = annotation.get("result")
-        for result in results if isinstance(results, list) else ():
-            if not isinstance(result, dict) or result.get("from_name") != "label":
-                continue
-            label = _text(_mapping(result, "value").get("choices"))
-            imported = result.get("id") == GIVEN and label == given and not _saved_again(annotation)
-            if label is not None and not imported:
-                chosen = label
-    return chosen
-
-
-def _argilla_choice(values: list[Any], status: Any) -> str | None:
-    if str(status).rpartition(".")[2] == "discarded":
-        return ""
-    return _text(values[-1]) if values else None
 
 
 def _saved_again(annotation: Mapping[str, Any]) -> bool:
@@ -316,9 +294,10 @@ def _saved_again(annotation: Mapping[str, Any]) -> bool:
     return bool(created and updated and created != updated)
 
 
-def _mapping(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _typed(record: Mapping[str, Any], name: str, kind: type) -> Any:
+    """A field, or an empty one where it is missing or of another type."""
     value = record.get(name)
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, kind) else kind()
 
 
 def _text(value: Any) -> str | None:

@@ -1,6 +1,7 @@
 """Features of samples: embeddings of a pretrained encoder, words, columns of a table, pixels, or given features.
 
-A maker is fitted once and then makes the same features of new samples. Its `state` holds numbers, texts and arrays, and can be stored.
+A maker is fitted once and then makes the same features (`view`) of new samples. Its `state`, from which `of` rebuilds it, holds numbers,
+texts and arrays.
 """
 
 from __future__ import annotations
@@ -16,59 +17,45 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from compensate.auditing.learners import View, content_keys
+from compensate.data.columns import TableEncoder, tfidf
 from compensate.data.dataset import Dataset, Floats, Ints, Singles
-from compensate.data.features import TableEncoder, tfidf
 from compensate.errors import InputError
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a stage, the number of finished steps and the total."""
 
-MAX_WORDS = 50_000
-"""The most frequent words and pairs of words are counted, up to this number."""
-
+MAX_WORDS = 50_000  # most frequent words and pairs of words that are counted
 WORD_OPTIONS: dict[str, Any] = {"sublinear_tf": True, "ngram_range": (1, 2), "token_pattern": r"(?u)\b\w+\b|[!?]"}  # nosec B105
 """How words are counted. Exclamation and question marks count as words because they indicate sentiment."""
 
-MAX_PIXELS = 1024
-"""Larger images are reduced to about this number of pixels."""
-
+MAX_PIXELS = 1024  # larger images are reduced to about this number of pixels
 OUTLIER_REACH, LARGE, QUANTILE_ROWS = 10, 1e3, 1_000
 """Values are clipped beyond this multiple of the distance from the median to the nearer of the 5 % and 95 % quantiles. Columns that reach
 beyond 1e3, or nowhere beyond 1e-3, are scaled. Quantiles are computed from about this number of rows."""
 
-MAX_TREE_COLUMNS = 200
-"""Trees use given features only up to this number of columns: more columns are rarely a table."""
+MAX_TREE_COLUMNS = 200  # of given features up to which trees use them: more columns are rarely a table
 
 
 class _Stored:
     """A maker whose fields are its state."""
 
     def state(self) -> dict[str, Any]:
-        """The stored form."""
         return dict(vars(self))
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
-        """Rebuilds the maker from its stored form."""
         return cls(**state)
 
 
 @dataclass(frozen=True, eq=False)
 class Embeddings(_Stored):
-    """The embeddings of a pretrained encoder.
-
-    Attributes:
-        encoder: the encoder as the user named it, or its name.
-        name: the name of the encoder.
-        width: the length of an embedding.
-    """
+    """Embeddings of this width by a pretrained encoder, given as the user named it."""
 
     encoder: str
     name: str
     width: int
 
     def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
-        """The features of some samples."""
         from compensate.encoders import encode_data
 
         encoded = encode_data(data, self.encoder, device=device, progress=_encoding(progress))
@@ -99,17 +86,14 @@ class Words:
         return Words(vectorizer), View("words", sp.csr_matrix(counts).astype(np.float32))
 
     def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
-        """The features of some texts."""
         counts = self.vectorizer.transform([str(text) for text in data.x])
         return View("words", sp.csr_matrix(counts).astype(np.float32))
 
     def state(self) -> dict[str, Any]:
-        """The stored form."""
         return {"words": self.vectorizer.get_feature_names_out().tolist(), "idf": self.vectorizer.idf_}
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Words:
-        """Rebuilds the maker from its stored form."""
         return Words(tfidf(state["words"], state["idf"], **WORD_OPTIONS))
 
 
@@ -120,18 +104,15 @@ class Columns:
     encoder: TableEncoder
 
     def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
-        """The features of some rows."""
         if not isinstance(data.raw, pd.DataFrame):
             raise InputError("the audit was made of a table; expected a table with the same columns.")
         return View("columns", self.encoder(data.raw), self.encoder.trees(data.raw))
 
     def state(self) -> dict[str, Any]:
-        """The stored form."""
         return self.encoder.state()
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Columns:
-        """Rebuilds the maker from its stored form."""
         return Columns(TableEncoder.of(state))
 
 
@@ -139,16 +120,13 @@ class Columns:
 class Pixels(_Stored):
     """The pixels of images; large images are averaged over squares.
 
-    Attributes:
-        shape: (C, H, W) of the images.
-        few: whether trees use the pixels too.
+    Trees use them too if they are ``few``.
     """
 
     shape: tuple[int, ...]
     few: bool
 
     def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
-        """The features of some images."""
         if tuple(np.shape(data.x)[1:]) != tuple(self.shape):
             raise InputError(f"images of the shape {np.shape(data.x)[1:]}; the audit was made of {tuple(self.shape)}.")
         values = pixel_rows(data.x)
@@ -186,12 +164,7 @@ class Features(_Stored):
 
     @staticmethod
     def fit(values: Singles) -> Features:
-        """Bounds from the quantiles of some rows.
-
-        >>> values = np.array([[0.0], [1.0], [2.0], [1e30]], np.float32)
-        >>> Features.fit(values).bounded(values).max() < 100
-        np.True_
-        """
+        """Bounds from the quantiles of some rows."""
         some = values[:: max(1, len(values) // QUANTILE_ROWS)].astype(np.float64)
         tail = 0.05 if len(some) > 40 else 0.25
         low, middle, high = np.quantile(some, [tail, 0.5, 1 - tail], axis=0)
@@ -214,7 +187,6 @@ class Features(_Stored):
         return bounded
 
     def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
-        """The features of some rows."""
         values = flat_rows(data.x)
         if values.shape[1] != len(self.least):
             raise InputError(f"the samples have {values.shape[1]} features; the audit was made of {len(self.least)}.")
@@ -229,13 +201,7 @@ def flat_rows(x: Any) -> Singles:
 
 
 Maker = Embeddings | Words | Columns | Pixels | Features
-MAKERS: dict[str, type[Maker]] = {
-    "Embeddings": Embeddings,
-    "Words": Words,
-    "Columns": Columns,
-    "Pixels": Pixels,
-    "Features": Features,
-}
+MAKERS: dict[str, type[Maker]] = {maker.__name__: maker for maker in (Embeddings, Words, Columns, Pixels, Features)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,12 +232,12 @@ class FeatureViews:
         """The maker that runs a pretrained encoder, if there is one."""
         return next((maker for maker in self.makers if isinstance(maker, Embeddings)), None)
 
-    def of(self, data: Dataset, embedded: Singles | None = None) -> tuple[View, ...]:
-        """The features of some samples, given their embeddings if there is an encoder."""
-        return tuple(
-            View(maker.name, embedded) if isinstance(maker, Embeddings) and embedded is not None else maker.view(data)
-            for maker in self.makers
-        )
+    def of(self, data: Dataset, embedded: Singles | None = None, progress: Progress | None = None) -> tuple[View, ...]:
+        """The features of some samples; embeddings that are known are not computed again."""
+        known: dict[Maker, View] = {}
+        if self.encoder is not None and embedded is not None:
+            known[self.encoder] = View(self.encoder.name, embedded)
+        return tuple(known.get(maker) or maker.view(data, progress=progress) for maker in self.makers)
 
 
 def make_views(
@@ -287,8 +253,7 @@ def make_views(
     Args:
         data: samples of any kind.
         encoder: as for `compensate.encoders.encode`.
-        device: for the encoder.
-        progress: called while items are encoded.
+        device, progress: for the encoder.
         fit_only: fit the makers on these samples, and encode only the first of them; `keys` and `views` stay empty.
     """
     kind = feature_kind(data)
@@ -351,11 +316,7 @@ def feature_kind(data: Dataset) -> str:
 
 
 def unused_encoder(encoder: str | Path, what: str) -> tuple[str, ...]:
-    """A note if the user chose an encoder that is not used; an unknown encoder is an error.
-
-    >>> unused_encoder("auto", "embeddings")
-    ()
-    """
+    """A note if the user chose an encoder that is not used; an unknown encoder is an error."""
     if str(encoder) in ("auto", "none"):
         return ()
     from compensate.encoders import check_encoder

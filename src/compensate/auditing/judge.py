@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,75 +20,21 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from compensate.auditing.chunks import Chunk, ChunkedDataset, FinishedStages
+from compensate.auditing.chunks import Chunk, ChunkedDataset, FinishedStages, evenly
 from compensate.auditing.class_names import without_spellings
-from compensate.auditing.execution import LOCAL, Execution, threads_for
+from compensate.auditing.execution import LOCAL, Execution
 from compensate.auditing.features import MAKERS, Embeddings, FeatureViews, Maker, Progress, make_views, row_keys
-from compensate.auditing.learners import (
-    FOLDS,
-    LEARNERS,
-    FittedView,
-    Mask,
-    Steps,
-    StoredLearner,
-    View,
-    fit_view,
-    grow_forests,
-    predict_rows,
-    steps_of,
-)
-from compensate.auditing.noise_model import (
-    NoiseModel,
-    evidence,
-    fit_noise,
-    judge_lone,
-    pool_weights,
-    pooled,
-    shares,
-    some_rows,
-)
+from compensate.auditing.learners import FOLDS, LEARNERS, ByFold, Steps, StoredLearner, View, judge_view, predict_rows
+from compensate.auditing.noise_model import NoiseModel, evidence, fit_noise, judge_lone, pool, pooled, shares, some_rows
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Singles
 from compensate.errors import InputError
+from compensate.extras import require
 from compensate.files import write_atomically
 
-FORMAT = 1
-"""The version of the files that `Judge.save` writes."""
-
-FILE = "scorer"
-"""Their name without the suffix."""
-
-ARRAY = "array"
-"""The key under which the JSON names an array."""
-
-MIN_FITTED = 1000
-"""Learners are fitted on at least this number of rows."""
-
-
-@dataclass(frozen=True, eq=False)
-class FitOptions:
-    """How a judge is fitted.
-
-    Attributes:
-        seed: of everything random.
-        trees: of a forest of few rows; None for the usual number.
-        rows: the number of rows to predict, if not the fitted ones.
-        keep: keep the predictions of all fitted rows as `Judge.log_q`, and no learners by fold.
-        trusted: (N,) labels that are known to be right.
-        former: (N,) labels on which the noise model is fitted, if they differ from the present ones.
-        networks: (N, C) log probabilities of further models, by name.
-        run: where to compute.
-        progress: reports the stages.
-    """
-
-    seed: int = 0
-    trees: int | None = None
-    rows: int | None = None
-    keep: bool = True
-    trusted: Mask | None = None
-    former: Ints | None = None
-    networks: Mapping[str, Singles] = field(default_factory=dict)
-    run: Execution = LOCAL
-    progress: Progress | None = None
+FORMAT = 1  # version of the files that `Judge.save` writes
+FILE = "scorer"  # their name without the suffix
+ARRAY = "array"  # key under which the JSON names an array
+MIN_FITTED = 1000  # rows that learners are fitted on, at least
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +46,7 @@ class Judge:
         learners: for each view, by name; they predict new rows.
         weights: for each view, of its learners; their sum is the sharpness of the pooled prediction.
         noise: the noise model.
-        by_chance: whether labels are predicted no better than by chance; no label is then judged wrong.
-        views: for each view, the learners by fold, which are not stored.
+        by_fold: for each view, the learners by fold, which are not stored.
         shares: by view and learner, the weight as a share of all.
         log_q: (N, C) the pooled out-of-fold log probabilities of the fitted rows, if they were kept.
     """
@@ -109,8 +55,7 @@ class Judge:
     learners: tuple[Mapping[str, StoredLearner], ...]
     weights: tuple[Mapping[str, float], ...]
     noise: NoiseModel
-    by_chance: bool = False
-    views: tuple[FittedView, ...] = ()
+    by_fold: tuple[ByFold, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
     log_q: Floats | None = None
 
@@ -120,7 +65,13 @@ class Judge:
         labels: Ints,
         folds: Ints,
         classes: Sequence[str],
-        how: FitOptions | None = None,
+        *,
+        keep: bool = True,
+        former: Ints | None = None,
+        networks: Mapping[str, Singles] | None = None,
+        run: Execution = LOCAL,
+        progress: Progress | None = None,
+        **options: Any,
     ) -> Judge:
         """Fits the learners of all views, their weights, and the noise model.
 
@@ -129,48 +80,36 @@ class Judge:
             labels: (N,) class numbers, -1 for missing labels.
             folds: (R, N) the fold of each row, in each of R divisions.
             classes: (C,) names.
-            how: see `FitOptions`.
+            keep: keep the predictions of all fitted rows as `Judge.log_q`, and no learners by fold.
+            former: (N,) labels on which the noise model is fitted, if they differ from the present ones.
+            networks: (N, C) log probabilities of further models, by name.
+            run: where to compute.
+            progress: reports the stages.
+            options: of `judge_view`.
         """
-        how = FitOptions() if how is None else how
         views = () if features is None else features.views
-        known = some_rows(np.flatnonzero(labels >= 0), len(classes))
-        steps = Steps(how.progress, sum(steps_of(view, FOLDS, len(folds)) for view in views))
-        fitted: list[FittedView] = []
-        log_p: dict[str, Singles] = {}
-        for view in views:
-            with threads_for(view.work(FOLDS, len(classes))):
-                one = fit_view(
-                    view, labels, folds, FOLDS, len(classes), trusted=how.trusted, seed=how.seed, trees=how.trees,
-                    run=how.run, rows=how.rows, steps=steps,
-                )  # fmt: skip
-                if not how.keep:
-                    grow_forests(one, how.run)
-                found = predict_rows(view, one, folds, None if how.keep else known, run=how.run, steps=steps)
-            log_p |= {f"{view.name}: {name}": values for name, values in found.items()}
-            fitted.append(one)
-        log_p |= how.networks
-        if how.keep and how.progress is not None:
-            how.progress("judging", 0, 1)
-        predicted = list(log_p.values())
-        places = known if how.keep else np.arange(len(known))
-        weights = pool_weights([values[places] for values in predicted], labels[known])
-        log_q = without_spellings(pooled(weights, predicted), labels if how.keep else labels[known], classes)
+        known = some_rows(labels, len(classes))
+        predicted: Any = slice(None) if keep else known
+        options |= {"some": None if keep else known, "run": run, "steps": Steps(progress, views, len(folds))}
+        fitted = [judge_view(view, labels, folds, FOLDS, len(classes), **options) for view in views]
+        log_p = {f"{view.name}: {n}": p for view, one in zip(views, fitted, strict=True) for n, p in one.log_p.items()}
+        if keep and progress is not None:
+            progress("judging", 0, 1)
+        log_q, weights = pool({**log_p, **(networks or {})}, labels[predicted])
+        log_q = without_spellings(log_q, labels[predicted], classes)
         transition = np.mean([one.transition for one in fitted], axis=0) if fitted else None
-        former = labels if how.former is None else how.former
-        noise = fit_noise(log_q[places], former[known], transition, run=how.run, last=how.keep)
-        by_name = dict(zip(log_p, weights.tolist(), strict=True))
+        noise = fit_noise(log_q, (labels if former is None else former)[predicted], transition, run=run)
+        if keep:
+            run.finish()
+        of_view = [{n: weights[f"{v.name}: {n}"] for n in one.log_p} for v, one in zip(views, fitted, strict=True)]
         return Judge(
             makers=() if features is None else features.makers,
             learners=tuple(one.models for one in fitted),
-            weights=tuple(
-                {name: by_name[f"{view.name}: {name}"] for name in one.by_fold}
-                for view, one in zip(views, fitted, strict=True)
-            ),
+            weights=tuple(of_view),
             noise=noise,
-            by_chance=noise.by_chance,
-            views=() if how.keep else tuple(fitted),
-            shares=shares(by_name),
-            log_q=log_q if how.keep else None,
+            by_fold=() if keep else tuple(one.by_fold for one in fitted),
+            shares=shares(weights),
+            log_q=log_q if keep else None,
         )
 
     def predict(
@@ -179,7 +118,6 @@ class Judge:
         folds: Ints | None = None,
         *,
         embedded: Singles | None = None,
-        device: Any = None,
         progress: Progress | None = None,
     ) -> Floats:
         """(N, C) the pooled log probabilities of some samples.
@@ -188,35 +126,24 @@ class Judge:
             data: samples of the kind that was fitted on.
             folds: (R, N) the folds of these rows, which are then predicted by models that did not learn from them; None for new rows.
             embedded: (N, D) the embeddings of the samples, if there is an encoder and they are known.
-            device: for the encoder.
-            progress: reports the encoding.
+            progress: of the encoder.
         """
         log_p: list[Singles] = []
         weights: list[float] = []
-        for k, maker in enumerate(self.makers):
-            if isinstance(maker, Embeddings) and embedded is not None:
-                view = View(maker.name, embedded)
-            else:
-                view = maker.view(data, device, progress)
+        for k, view in enumerate(FeatureViews(self.makers).of(data, embedded, progress)):
             used = {name: weight for name, weight in self.weights[k].items() if weight > 0}
             if folds is None:
                 found = {name: self.learners[k][name].log_p(view.x, view.trees) for name in used}
             else:
-                found = self.views[k].predict(view, folds, used)
-            log_p += [found[name] for name in used]
+                found = predict_rows(view, {name: self.by_fold[k][name] for name in used}, folds)
+            log_p += found.values()
             weights += used.values()
         return pooled(np.array(weights), log_p)
 
     def score(self, log_q: Floats, labels: Ints) -> tuple[Floats, Floats, Ints]:
-        """(N,) each: the probability that a label is wrong, its log odds, and the likeliest other class.
-
-        Args:
-            log_q: (N, C) as `predict` returns them.
-            labels: (N,) class numbers, none missing.
-        """
+        """(N,) each: the probability that a label is wrong, its log odds, and the likeliest other class; see `NoiseModel.score`."""
         odds, suggested = self.noise.score(log_q, labels)
-        p = expit(odds)
-        return np.minimum(p, 0.5) if self.by_chance else p, odds, suggested
+        return np.minimum(expit(odds), 0.5 if self.noise.by_chance else 1.0), odds, suggested
 
     def judge_rows(self, log_q: Floats, given: Ints, classes: Sequence[str], learned: Ints) -> dict[str, NDArray[Any]]:
         """(N,) each: suggested, score, p_error, margin, loss; and the probability of the suggestion for a missing label.
@@ -230,14 +157,11 @@ class Judge:
         log_q = without_spellings(log_q, np.where(np.isin(given, learned), given, UNLABELED), classes)
         rows = np.flatnonzero(given != UNLABELED)
         single = ~np.isin(given[rows], learned)
-        p, odds, suggested = self.score(log_q[rows], given[rows])
+        odds, suggested = self.noise.score(log_q[rows], given[rows])
         if single.any():
-            alone = rows[single]
-            odds[single], suggested[single] = judge_lone(
-                log_q[alone], given[alone], classes, learned, self.noise.sharpness
-            )
-            p[single] = expit(odds[single])
-            p = np.minimum(p, 0.5) if self.by_chance else p
+            alone, sharpness = rows[single], self.noise.sharpness
+            odds[single], suggested[single] = judge_lone(log_q[alone], given[alone], classes, learned, sharpness)
+        p = np.minimum(expit(odds), 0.5 if self.noise.by_chance else 1.0)
         columns: dict[str, NDArray[Any]] = {"suggested": log_q.argmax(1)}
         columns["suggested"][rows] = suggested
         for name, values in {"score": odds, "p_error": p, **evidence(log_q[rows], given[rows])}.items():
@@ -262,7 +186,8 @@ class Judge:
         ]
         numbers = np.array([noise.share, noise.sharpness, noise.offset, noise.shift])
         stored = {"numbers": numbers, "directions": noise.directions, "ratios": noise.ratios}
-        write_packed({"format": FORMAT, "views": views, "noise": stored, "by_chance": self.by_chance}, folder / FILE)
+        tree = {"format": FORMAT, "views": views, "noise": stored, "by_chance": noise.by_chance}
+        write_packed(tree, folder / FILE)
 
     @staticmethod
     def load(folder: Path) -> Judge | None:
@@ -288,8 +213,8 @@ class Judge:
             raise InputError(
                 f"{folder} holds no fitted model that can be read ({error or type(error).__name__}). Audit the data again."
             ) from error
-        noise = NoiseModel(share, sharpness, directions, ratios, offset, shift)
-        return Judge(tuple(makers), tuple(learners), tuple(weights), noise, bool(tree["by_chance"]))
+        noise = NoiseModel(share, sharpness, directions, ratios, offset, shift, by_chance=bool(tree["by_chance"]))
+        return Judge(tuple(makers), tuple(learners), tuple(weights), noise)
 
 
 # --- files ----------------------------------------------------------------------------------------------------
@@ -310,17 +235,13 @@ def write_packed(tree: Any, path: Path) -> None:
 
     arrays: dict[str, NDArray[Any]] = {}
 
-    def plain(node: Any) -> Any:
-        if isinstance(node, np.ndarray):
-            arrays[str(len(arrays))] = np.ascontiguousarray(node)
-            return {ARRAY: str(len(arrays) - 1)}
-        if isinstance(node, dict):
-            return {key: plain(value) for key, value in node.items()}
-        return [plain(value) for value in node] if isinstance(node, (list, tuple)) else node
+    def key_of(array: NDArray[Any]) -> dict[str, str]:
+        arrays[str(len(arrays))] = np.ascontiguousarray(array)
+        return {ARRAY: str(len(arrays) - 1)}
 
-    tree = plain(tree)
+    written = json.dumps(tree, ensure_ascii=False, default=key_of)
     content = save(arrays)
-    text = json.dumps({"arrays": hashlib.sha256(content).hexdigest(), "tree": tree}, ensure_ascii=False)
+    text = f'{{"arrays": "{hashlib.sha256(content).hexdigest()}", "tree": {written}}}'
     write_atomically(path.with_name(f"{path.name}.safetensors"), content)
     write_atomically(path.with_name(f"{path.name}.json"), text.encode("utf-8", "surrogatepass"))
 
@@ -330,17 +251,12 @@ def read_packed(path: Path) -> Any:
     from safetensors.numpy import load
 
     content = path.with_name(f"{path.name}.safetensors").read_bytes()
-    texts = json.loads(path.with_name(f"{path.name}.json").read_bytes().decode("utf-8", "surrogatepass"))
-    if not isinstance(texts, dict) or texts.get("arrays") != hashlib.sha256(content).hexdigest():
+    text = path.with_name(f"{path.name}.json").read_bytes().decode("utf-8", "surrogatepass")
+    tree = json.loads(text)
+    if not isinstance(tree, dict) or tree.get("arrays") != hashlib.sha256(content).hexdigest():
         raise InputError(f"{path}.safetensors is not the file that {path.name}.json was written with")
     arrays = load(content)
-
-    def full(node: Any) -> Any:
-        if isinstance(node, dict):
-            return arrays[node[ARRAY]] if set(node) == {ARRAY} else {key: full(value) for key, value in node.items()}
-        return [full(value) for value in node] if isinstance(node, list) else node
-
-    return full(texts["tree"])
+    return json.loads(text, object_hook=lambda node: arrays[node[ARRAY]] if set(node) == {ARRAY} else node)["tree"]
 
 
 # --- features of chunks ---------------------------------------------------------------------------------------
@@ -369,10 +285,8 @@ def compute_features(
         return make_views(data, encoder, device=device, progress=progress), np.arange(len(data))
     if stages is None:
         with tempfile.TemporaryDirectory(prefix="compensate-") as folder:
-            kept = FinishedStages(Path(folder), temporary=True)
-            return compute_features(
-                data, encoder, device=device, progress=progress, run=run, stages=kept, room=room
-            )  # fmt: skip
+            stages = FinishedStages(Path(folder))
+            return compute_features(data, encoder, device=device, progress=progress, run=run, stages=stages, room=room)
     made = make_views(data.sample, encoder, device=device, fit_only=True)
     report = progress or (lambda stage, done, total: None)
     total = len(data.pieces)
@@ -385,25 +299,23 @@ def compute_features(
     few = data.sample.subset(np.arange(min(100, len(data.sample))))
     width = 0 if made.encoder is None else made.encoder.width
     views = made.of(few, np.zeros((len(few), width), np.float32))
-    size = sum(_bytes(view.x) + (0 if view.trees is view.x else _bytes(view.trees)) for view in views)
-    most = max(MIN_FITTED, int(min(room / max(size / len(few), 1), len(data))))
-    part = np.arange(len(data)) if len(data) <= most else np.linspace(0, len(data) - 1, most).astype(np.int64)
-    scan = stages.read_scan()
-    if scan is None:
-        keys, parts = [], []
-        for done, (key, found) in enumerate(run.map(_scan_chunk, list(data.chunks(part)), made, stages), 1):
-            keys.append(key)
-            parts.append(found)
-            report("reading", done, total)
-        joined = tuple(_join_views(list(ones)) for ones in zip(*parts, strict=True))
-        scan = None if keys[0] is None else np.concatenate(keys), joined
-        stages.write_scan(*scan)
-    return replace(made, keys=scan[0], views=scan[1]), part
+    arrays = [x for view in views for x in (view.x, None if view.trees is view.x else view.trees) if x is not None]
+    size = sum(x.nbytes if isinstance(x, np.ndarray) else x.data.nbytes + x.indices.nbytes for x in arrays)
+    part = evenly(len(data), max(MIN_FITTED, int(min(room / max(size / len(few), 1), len(data)))))
+    keys, parts = [], []
+    for done, (key, found) in enumerate(run.map(_scan_chunk, list(data.chunks(part)), made, stages), 1):
+        keys.append(key)
+        parts.append(found)
+        report("reading", done, total)
+    views = tuple(map(_join_views, zip(*parts, strict=True)))
+    return replace(made, keys=None if keys[0] is None else np.concatenate(keys), views=views), part
 
 
 def _encode_chunk(item: tuple[int, Chunk], encoder: Embeddings, stages: FinishedStages, device: str | None) -> int:
     k, chunk = item
-    stages.write_embedded(k, encoder.view(chunk.read(), device).x)
+    content = BytesIO()
+    np.save(content, encoder.view(chunk.read(), device).x)
+    write_atomically(stages.embeddings(k), content.getvalue())
     return k
 
 
@@ -417,31 +329,12 @@ def _scan_chunk(
     return row_keys(data, views), views if len(rows) == chunk.rows else tuple(view.subset(rows) for view in views)
 
 
-def _bytes(x: Any) -> int:
-    if x is None:
-        return 0
-    return int(x.nbytes if isinstance(x, np.ndarray) else x.data.nbytes + x.indices.nbytes)
-
-
-def _join_views(views: list[View]) -> View:
-    first = views[0]
-    x = _join([view.x for view in views])
+def _join_views(views: Sequence[View]) -> View:
+    first, *_ = views
+    x = sp.vstack([v.x for v in views], format="csr") if sp.issparse(first.x) else np.concatenate([v.x for v in views])
     if first.trees is None or first.trees is first.x:
         return View(first.name, x, None if first.trees is None else x)
-    return View(first.name, x, _join([view.trees for view in views]))
-
-
-def _join(parts: list[Any]) -> Any:
-    """The rows of all parts; each part is released once it is copied."""
-    if sp.issparse(parts[0]):
-        return sp.vstack(parts, format="csr")
-    joined = np.empty((sum(map(len, parts)), parts[0].shape[1]), parts[0].dtype)
-    start = 0
-    for k, part in enumerate(parts):
-        joined[start : start + len(part)] = part
-        start += len(part)
-        parts[k] = None
-    return joined
+    return View(first.name, x, np.concatenate([v.trees for v in views if v.trees is not None]))
 
 
 # --- judging of chunks ----------------------------------------------------------------------------------------
@@ -463,37 +356,29 @@ def judge_chunks(
 ) -> dict[str, NDArray[Any]]:
     """(N,) each: the columns of `Judge.judge_rows` of all rows. Each chunk first writes its own to a file.
 
-    Args:
-        data: the chunks, with the given labels.
-        judge: which judges them.
-        folds: (R, N).
-        learned: the classes with two or more rows.
-        flagged: the probability of error from which on a label is flagged.
-        stages: finished stages.
-        run: where to compute.
-        progress: reports the judged chunks.
+    Labels with a probability of error from ``flagged`` on are flagged; ``learned`` are the classes with two or more rows.
     """
-    ends = [slice(piece.start, piece.start + piece.rows) for piece in data.pieces]
-    missing = [
-        (
-            k, data.index[here], data.target[here],
-            (piece, folds[:, here]) if judge.log_q is None else judge.log_q[here],
-        )
-        for k, (piece, here) in enumerate(zip(data.pieces, ends, strict=True))
-        if not stages.judged(k).exists()
-    ]  # fmt: skip
+    parquet = require("pyarrow.parquet", "writing suspects as Parquet", "parquet")
+    places = [slice(piece.start, piece.start + piece.rows) for piece in data.pieces]
+    missing = []
+    for k, (piece, rows) in enumerate(zip(data.pieces, places, strict=True)):
+        if not stages.judged(k).exists():
+            known = (piece, folds[:, rows]) if judge.log_q is None else judge.log_q[rows]
+            missing.append((k, data.index[rows], data.target[rows], known))
     total = len(data.pieces)
     # The learners by fold are separate arguments, as when they were fitted: workers have them already.
-    light = replace(judge, learners=(), views=(), log_q=None)
-    calls = run.map(_judge_chunk, missing, light, data.classes, learned, flagged, stages, *judge.views)
+    light = replace(judge, learners=(), by_fold=(), log_q=None)
+    calls = run.map(_judge_chunk, missing, light, data.classes, learned, flagged, stages, *judge.by_fold)
     for done, _ in enumerate(calls, total - len(missing) + 1):
         if progress is not None:
             progress("judging", done, total)
     kept = KEPT if data.labeled.all() else {**KEPT, "probability": np.float32}
     columns: dict[str, NDArray[Any]] = {name: np.empty(len(data), kind) for name, kind in kept.items()}
-    for k, rows in enumerate(ends):
-        for name, values in stages.read_judged(k, list(kept)).items():
-            columns[name][rows] = values
+    for k, rows in enumerate(places):
+        table = parquet.read_table(stages.judged(k), columns=list(kept), use_threads=False, partitioning=None)
+        for name, column in columns.items():
+            values = table[name].combine_chunks()  # "suggested" holds the numbers of names
+            column[rows] = (values.indices if name == "suggested" else values).to_numpy(zero_copy_only=False)
     return columns
 
 
@@ -504,13 +389,13 @@ def _judge_chunk(
     learned: Ints,
     flagged: float,
     stages: FinishedStages,
-    *views: FittedView,
+    *by_fold: ByFold,
 ) -> int:
     k, index, given, rows = item
     if isinstance(rows, tuple):
         chunk, folds = rows
         embedded = stages.embedded(k) if any(isinstance(maker, Embeddings) for maker in judge.makers) else None
-        rows = replace(judge, views=views).predict(chunk.read(), folds.astype(np.int64), embedded=embedded)
+        rows = replace(judge, by_fold=by_fold).predict(chunk.read(), folds.astype(np.int64), embedded=embedded)
     found = judge.judge_rows(rows, given, classes, learned)
     columns = {"index": index, "given": given, "suggested": found["suggested"]}
     columns |= {name: found[name].astype(np.float32) for name in ("score", "p_error")}

@@ -1,7 +1,7 @@
 """Learners of the labels, cross-fitted: the model that predicts a row has not learned from it.
 
 A stored learner predicts new rows, which are in no fold. It is the mean of the models of all folds (linear models), or one model of all
-rows (naive Bayes, neighbors, trees). It consists of arrays; nothing is pickled.
+rows (naive Bayes, neighbors, trees). `log_p` computes (N, C) log probabilities; `arrays` is the stored form, from which `of` rebuilds it.
 """
 
 from __future__ import annotations
@@ -10,28 +10,23 @@ import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from compensate.auditing.execution import LOCAL, Execution, threads_for
-from compensate.auditing.linear import BLOCK, CACHED, LinearFolds, Terms, compensated, is_sparse, softmax, transferred
+from compensate.auditing.linear import BLOCK, CACHED, LinearFolds, Mask, Terms, compensated, softmax, transferred
 from compensate.data.dataset import Floats, Ints, Singles, generator
 from compensate.errors import InputError
 
 Arrays = Mapping[str, NDArray[Any]]
-Mask = NDArray[np.bool_]
 
-SMALLEST = 1e-6
-
-COSINES = 500_000
-"""Cosines that are computed at once: they fit the processor's cache."""
-
-ABSENT = -30.0
-"""The logit of a class without rows."""
+SMALLEST = 1e-6  # probability
+COSINES = 500_000  # that are computed at once: they fit the processor's cache
+ABSENT = -30.0  # logit of a class without rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +44,6 @@ class Linear:
     absent: Ints | None = None
 
     def log_p(self, x: Any, trees: Singles | None) -> Singles:
-        """(N, C) log probabilities."""
         log_p = np.empty((x.shape[0], self.weights.shape[1]), np.float32)
         size = max(1, min(CACHED, BLOCK // max(log_p.shape[1], x.shape[1] if isinstance(x, np.ndarray) else 1)))
         for start in range(0, len(log_p), size):
@@ -60,12 +54,10 @@ class Linear:
         return log_p
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The stored form."""
         return {"weights": self.weights, "intercept": self.intercept}
 
     @staticmethod
     def of(arrays: Arrays, classes: int) -> Linear:
-        """Rebuilds the learner from its stored form."""
         weights, intercept = arrays["weights"], arrays["intercept"]
         _expect(weights.ndim == 2 and intercept.shape == weights.shape[1:] == (classes,), "the weights of a learner")
         return Linear(weights, intercept)
@@ -76,12 +68,10 @@ class Neighbors:
     """Votes of the nearest rows, by cosine in a space of principal axes.
 
     Attributes:
-        center: (D,); axes: (D, A), the projection of samples.
-        rows: (M, A) the reference rows, of length one.
-        labels: (M,) of the reference rows.
+        center, axes: (D,) and (D, A), the projection of samples.
+        rows, labels: (M, A) the reference rows, of length one, and (M,) their labels.
         near: the number of neighbors that vote.
         spread: the standard deviation of their cosines. A vote counts e times as much if it is closer by this number.
-        num_classes: C.
     """
 
     center: Singles
@@ -101,7 +91,6 @@ class Neighbors:
         return np.take_along_axis(cosines, places, 1), places
 
     def log_p(self, x: Any, trees: Singles | None) -> Singles:
-        """(N, C) log probabilities."""
         log_p = np.empty((len(x), self.num_classes), np.float32)
         prior = np.bincount(self.labels, minlength=self.num_classes) / len(self.labels)
         for start in range(0, len(x), size := max(64, COSINES // len(self.rows))):
@@ -123,7 +112,6 @@ class Neighbors:
 
     @staticmethod
     def of(arrays: Arrays, classes: int) -> Neighbors:
-        """Rebuilds the learner from its stored form."""
         rows, labels, axes = arrays["rows"].astype(np.float32), arrays["labels"].astype(np.int64), arrays["axes"]
         near = int(arrays["near"][0])
         _expect(rows.shape == (len(labels), axes.shape[1]) and 1 <= near <= len(rows), "the rows of the neighbors")
@@ -157,30 +145,26 @@ class Forest:
     @staticmethod
     def fitted(trees: Sequence[tuple[Any, Ints]], classes: int) -> Forest:
         """From trees of scikit-learn, each with the classes that it knows."""
-        starts = np.cumsum([0, *(tree.node_count for tree, _ in trees)])
-        parts: dict[str, list[NDArray[Any]]] = {"feature": [], "threshold": [], "right": [], "leaves": []}
-        leaves = 0
-        for start, (tree, known) in zip(starts, trees, strict=False):
+        starts, parts = [], []
+        nodes = leaves = 0
+        for grown, known in trees:
+            tree = grown.tree_
             leaf = tree.children_left < 0
             inner = np.flatnonzero(~leaf)
             assert (tree.children_left[inner] == inner + 1).all()
-            right = tree.children_right + start
+            right = tree.children_right + nodes
             right[leaf] = leaves + np.arange(leaf.sum())
-            leaves += int(leaf.sum())
             value = np.zeros((int(leaf.sum()), classes))
             value[:, known] = tree.value[leaf, 0]
-            parts["feature"].append(np.where(leaf, -1, tree.feature))
-            parts["threshold"].append(tree.threshold)
-            parts["right"].append(right)
-            parts["leaves"].append(value / np.maximum(value.sum(1, keepdims=True), 1e-12))
-        joined = {name: np.concatenate(part) for name, part in parts.items()}
-        return Forest(
-            starts[:-1], joined["feature"].astype(np.int32), joined["threshold"].astype(np.float32),
-            joined["right"].astype(np.int32), joined["leaves"].astype(np.float16),
-        )  # fmt: skip
+            value /= np.maximum(value.sum(1, keepdims=True), 1e-12)
+            starts.append(nodes)
+            parts.append((np.where(leaf, -1, tree.feature), tree.threshold, right, value))
+            nodes, leaves = nodes + len(leaf), leaves + len(value)
+        kinds: Any = np.int32, np.float32, np.int32, np.float16
+        arrays = (np.concatenate(one).astype(kind) for one, kind in zip(zip(*parts, strict=True), kinds, strict=True))
+        return Forest(np.array(starts), *arrays)
 
     def log_p(self, x: Any, trees: Singles | None) -> Singles:
-        """(N, C) log probabilities."""
         assert trees is not None
         p = np.zeros((len(trees), self.leaves.shape[1]), np.float32)
         for start in self.starts:
@@ -197,7 +181,6 @@ class Forest:
         return smoothed(p / len(self.starts))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The stored form."""
         return dict(vars(self))
 
     @staticmethod
@@ -207,15 +190,10 @@ class Forest:
         starts, right, leaves = forest.starts, forest.right, forest.leaves
         nodes = np.arange(len(forest.feature))
         inner = forest.feature >= 0
-        fits = (
-            leaves.shape[1:] == (classes,)
-            and forest.feature.shape == forest.threshold.shape == right.shape == nodes.shape
-            and bool(((starts >= 0) & (starts < len(nodes))).all())
-            and bool((right[inner] > nodes[inner]).all() and (right[inner] < len(nodes)).all())
-            and bool((right[~inner] >= 0).all() and (right[~inner] < len(leaves)).all())
-            and not inner[-1:].any()
-        )
-        _expect(fits and len(starts) > 0, "the trees")
+        shapes = forest.feature.shape == forest.threshold.shape == right.shape == nodes.shape
+        _expect(shapes and leaves.shape[1:] == (classes,) and len(starts) > 0 and not inner[-1:].any(), "the trees")
+        ranges = (starts, 0, len(nodes)), (right[inner], nodes[inner] + 1, len(nodes)), (right[~inner], 0, len(leaves))
+        _expect(all(((low <= values) & (values < end)).all() for values, low, end in ranges), "the trees")
         return forest
 
 
@@ -235,9 +213,7 @@ def _expect(fits: bool, what: str) -> None:
 
 # --- folds ----------------------------------------------------------------------------------------------------
 
-FOLDS = 5
-"""The number of folds: each model learns from four fifths of the data."""
-
+FOLDS = 5  # each model learns from four fifths of the data
 REPEATS, MAX_REPEATED = 4, 2_000
 """Data of up to `MAX_REPEATED` rows are divided into folds `REPEATS` times, and predictions are averaged: the assignment to folds matters
 for small tables. For 569 rows of breast cancer with 10 % flips, four draws, the average precision is .952 with one division and .956 with four."""
@@ -251,9 +227,6 @@ def content_keys(samples: Any) -> Ints | None:
     """(N,) a number for each row that equals that of another row only if both have the same content.
 
     Texts are compared regardless of case and white space; rows of numbers byte by byte. None for other samples.
-
-    >>> content_keys(["A  text", "a text", "another"]).tolist()[:2] == [content_keys(["a text"])[0]] * 2
-    True
     """
 
     def digest(content: bytes) -> int:
@@ -267,15 +240,6 @@ def content_keys(samples: Any) -> Ints | None:
     return None
 
 
-def num_divisions(rows: int) -> int:
-    """The number of divisions into folds for this number of rows.
-
-    >>> num_divisions(569), num_divisions(60_000)
-    (4, 1)
-    """
-    return REPEATS if rows <= MAX_REPEATED else 1
-
-
 def assign_folds(labels: Ints, keys: Ints | None = None, *, folds: int = FOLDS, seed: int = 0, draw: int = 0) -> Ints:
     """(N,) the fold in which each row is held out. Each class is spread evenly; rows with equal keys stay together.
 
@@ -285,73 +249,37 @@ def assign_folds(labels: Ints, keys: Ints | None = None, *, folds: int = FOLDS, 
             are ignored.
         folds: their number.
         seed, draw: of the random numbers; each draw is another division.
-
-    >>> assign_folds(np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.array([1, 1, 2, 3, 4, 5, 6, 7]), folds=2).shape
-    (8,)
     """
-    rows = np.arange(len(labels)) if keys is None else _first_copies(keys)
-    own = rows == np.arange(len(rows))
-    group = np.cumsum(own)[rows] - 1
-    del rows  # each array of ten million rows takes 80 megabytes
-    first = labels[own]
-    luck = generator(seed, "folds", *([draw] if draw else [])).random(len(first))
-    order = np.lexsort((luck, first))
-    del luck, first
-    fold = np.empty(len(order), np.int8)
-    fold[order] = np.arange(len(order)) % folds
-    del order
-    return fold[group].astype(np.int64)
-
-
-def _first_copies(keys: Ints) -> Ints:
-    """(N,) the first row with the same key; the row itself if more than `COPIES` rows share it."""
-    rows = np.arange(len(keys))
-    order = np.argsort(keys, kind="stable")
-    equal = keys[order[1:]] == keys[order[:-1]]
-    shared = order[np.flatnonzero(np.append(equal, False) | np.append(False, equal))]  # usually few
-    _, first, group, times = np.unique(keys[shared], return_index=True, return_inverse=True, return_counts=True)
-    rows[shared] = np.where(times[group] <= COPIES, shared[first[group]], shared)
-    return rows
+    group = np.arange(len(labels))
+    if keys is not None:  # the number of the first row with the same content
+        _, first, key, times = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        group = np.where(times[key] <= COPIES, first[key], group)
+    own, group = np.unique(group, return_inverse=True)
+    luck = generator(seed, "folds", *([draw] if draw else [])).random(len(own))
+    fold = np.empty(len(own), np.int64)
+    fold[np.lexsort((luck, labels[own]))] = np.arange(len(own)) % folds
+    return fold[group]
 
 
 # --- fitting --------------------------------------------------------------------------------------------------
 
-STRENGTHS = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
-"""Weight decays, tried from strong to weak until the log loss of held-out labels rises."""
+STRENGTHS, RISE = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5), 1.01
+"""Weight decays, tried from strong to weak until the log loss of held-out labels is this multiple of the best one."""
 
-RISE = 1.01
-"""The search ends at a log loss of this multiple of the best one."""
-
-LAMBDA = 0.5
-"""The penalty of LogComp: labels with a probability below 1 - 0.5 have the same pull as labels with just that."""
-
-ERRORS = 0.1
-"""The share of wrong labels that is assumed when directions of errors are learned."""
-
-ROUNDS = 5
-"""Rounds of expectation and maximization for the transitions."""
-
-NEIGHBORS, COMPONENTS, REFERENCE, COMPARISONS = 40, 128, 20_000, 2_000_000_000
-"""The number of neighbors that vote, of principal components, of reference rows, and of comparisons in total: with more rows, each
-is compared with fewer."""
-
-SPREAD_ROWS = 500
-"""Rows of a fold from which the spread of the neighbors' cosines is computed."""
-
-TREES, TREE_ROWS, LEAF = 200, 50_000, 3
-"""The number of extra trees, of rows that each is grown on, and of rows in a leaf; with more rows there are fewer trees."""
-
+LAMBDA = 0.5  # penalty of LogComp: labels with a probability below 1 - 0.5 have the same pull as labels with just that
+ERRORS = 0.1  # share of wrong labels that is assumed when directions of errors are learned
+ROUNDS = 5  # of expectation and maximization for the transitions
+NEIGHBORS, COMPONENTS = 40, 128  # that vote, and the principal components in which they are near
+REFERENCE, COMPARISONS = 20_000, 2_000_000_000  # most reference rows, and most comparisons of all rows
+SPREAD_ROWS = 500  # of a fold, from which the spread of the neighbors' cosines is computed
+TREES, TREE_ROWS, LEAF = 200, 50_000, 3  # extra trees (fewer of many rows), rows of each tree, and rows in a leaf
 TREE_ENTRIES, MIN_TREES = 200_000_000, 20
 """The most entries (trees x rows x classes), because each node stores a share of every class; and the fewest trees with many classes."""
 
-ALL_ROWS = -1
-"""The fold of trees that are grown on all rows."""
-
-STORED_TREES = 0.25
-"""The share of trees that are grown on all rows and stored."""
-
-TASK_TREES, WORKER_TASKS = 10, 4
-"""The most trees of a task that also predicts rows, and the fewest such tasks for each worker."""
+ALL_ROWS, STORED_TREES = -1, 0.25  # "fold" of the stored trees, which learn from all rows; their share of the number
+TASK_TREES, WORKER_TASKS = 10, 4  # most trees of a task that also predicts rows, and fewest such tasks for each worker
+ByFold = dict[str, list[Any]]
+"""By learner and division, the models of all folds, or `Forests`: model k predicts the rows of fold k, from which it did not learn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,11 +299,11 @@ class View:
     def work(self, num_folds: int, num_classes: int) -> float:
         """Multiplications of one pass over the rows, for all folds, and of the principal axes."""
         n, d = self.x.shape
-        if is_sparse(self.x):
+        if not isinstance(self.x, np.ndarray):
             return float(self.x.nnz * num_folds * num_classes)
         return float(n * d * (num_folds * num_classes + min(n, d)))
 
-    def subset(self, rows: Ints) -> View:
+    def subset(self, rows: Any) -> View:
         """Some rows."""
         x = self.x[rows]
         return View(self.name, x, x if self.trees is self.x else None if self.trees is None else self.trees[rows])
@@ -383,99 +311,45 @@ class View:
 
 @final
 class Steps:
-    """Reports the progress of the learners.
+    """Calls ``progress`` with "fitting" and the learner, the number of finished steps, and their total.
 
-    Args:
-        progress: called with "fitting" and the learner, the number of finished steps and the total.
-        total: of all views and divisions; see `steps_of`.
+    The steps of a view are the strengths, the rounds of the transitions, and for each learner the folds that it predicts.
     """
 
-    def __init__(self, progress: Callable[[str, int, int], None] | None = None, total: int = 0) -> None:
-        self._progress, self._total, self._done = progress, total, 0.0
+    def __init__(
+        self, progress: Callable[[str, int, int], None] | None = None, views: Sequence[View] = (), divisions: int = 1
+    ) -> None:
+        each = (len(STRENGTHS) + ROUNDS + FOLDS * (3 if view.trees is None else 4) for view in views)
+        self._progress, self._total, self._done = progress, divisions * sum(each), 0.0
 
     def done(self, learner: str, number: float = 1) -> None:
-        """Reports that this learner has finished further steps."""
         self._done += number
         if self._progress is not None:
             self._progress(f"fitting {learner}", round(self._done), self._total)
 
 
-def steps_of(view: View, num_folds: int, divisions: int = 1) -> int:
-    """The steps of `judge_view`: strengths, rounds of the transitions, and for each learner the folds that it predicts."""
-    return divisions * (len(STRENGTHS) + ROUNDS + num_folds * (3 if view.trees is None else 4))
+SILENT = Steps()
 
 
-@dataclass(frozen=True, eq=False)
-class ByFold:
-    """Learners of one kind: model k predicts the rows of fold k, from which it did not learn.
-
-    Attributes:
-        models: (K,) of each fold; `Forests` grow a model when it is used.
-    """
-
-    models: Sequence[Any]
-
-    def log_p(self, x: Any, trees: Singles | None, folds: Ints) -> Singles:
-        """(N, C) log probabilities of rows in these folds."""
-        parts = [(rows := np.flatnonzero(folds == k), self.fold_log_p(k, x, trees, rows)) for k in np.unique(folds)]
-        log_p = np.empty((len(folds), parts[0][1].shape[1]), np.float32)
-        for rows, values in parts:
-            log_p[rows] = values
-        return log_p
-
-    def fold_log_p(self, fold: int, x: Any, trees: Singles | None, rows: Ints) -> Singles:
-        """(B, C) log probabilities of rows by the model of a fold; rows are copied in blocks."""
-        size = max(1, BLOCK // x.shape[1]) if isinstance(x, np.ndarray) else BLOCK // 20
-        model = self.models[fold]
-        blocks = [rows[start : start + size] for start in range(0, len(rows), size)] or [rows]
-        return np.concatenate([model.log_p(x[b], None if trees is None else trees[b]) for b in blocks])
-
-
-def mean_log_p(log_p: Sequence[Singles]) -> Singles:
-    """(N, C) the normalized mean of the log probabilities of several divisions."""
-    return log_p[0] if len(log_p) == 1 else softmax(np.mean(log_p, axis=0))[1]
-
-
-@dataclass(eq=False)
-class FittedView:
+class FittedView(NamedTuple):
     """The learners of a view.
 
     Attributes:
-        by_fold: by learner, one entry for each division into folds.
+        log_p: by learner, (N, C) out-of-fold log probabilities of the predicted rows: the mean over divisions.
         models: by learner, the stored form, which predicts rows that are in no fold.
         transition: (C, C) how often true class t is written as j, under the assumed share of errors; the mean over divisions.
         decay: the chosen weight decay of the first division.
-        log_p: by learner, (N, C) out-of-fold log probabilities, if they were computed: the mean over divisions.
+        by_fold: the learners by fold, if they were kept.
     """
 
-    by_fold: dict[str, list[ByFold]] = field(default_factory=dict)
-    models: dict[str, StoredLearner] = field(default_factory=dict)
-    transition: Floats = field(default_factory=lambda: np.eye(1))
-    decay: float = 0.0
-    log_p: dict[str, Singles] = field(default_factory=dict)
-
-    def predict(self, view: View, folds: Ints, names: Iterable[str]) -> dict[str, Singles]:
-        """By learner, (N, C) out-of-fold log probabilities of rows in these folds (R, N)."""
-        return {
-            name: mean_log_p(
-                [one.log_p(view.x, view.trees, held) for one, held in zip(self.by_fold[name], folds, strict=True)]
-            )
-            for name in names
-        }
+    log_p: dict[str, Singles]
+    models: dict[str, StoredLearner]
+    transition: Floats
+    decay: float
+    by_fold: ByFold
 
 
 def judge_view(
-    view: View, labels: Ints, folds: Ints, num_folds: int, num_classes: int, *, steps: Steps | None = None, **how: Any
-) -> FittedView:
-    """Fits all learners that suit the view, and predicts all rows out of fold; arguments as for `fit_view`."""
-    with threads_for(view.work(num_folds, num_classes)):
-        fitted = fit_view(view, labels, folds, num_folds, num_classes, steps=steps, **how)
-        fitted.log_p = predict_rows(view, fitted, np.atleast_2d(folds), steps=steps)
-    fitted.by_fold = {}
-    return fitted
-
-
-def fit_view(
     view: View,
     labels: Ints,
     folds: Ints,
@@ -488,9 +362,10 @@ def fit_view(
     trees: int | None = None,
     run: Execution = LOCAL,
     rows: int | None = None,
-    steps: Steps | None = None,
+    some: Ints | None = None,
+    steps: Steps = SILENT,
 ) -> FittedView:
-    """Fits all learners that suit the view, for each division into folds. Forests are grown when they are used.
+    """Fits all learners that suit the view, for each division into folds, and predicts rows out of fold.
 
     Args:
         view: the features.
@@ -502,40 +377,45 @@ def fit_view(
         fitted: the linear models of this view, if many label sets are fitted on it and every row has a label.
         trees: of a forest of few rows; by default `TREES`, shared among the divisions.
         run: where to compute.
-        rows: the number of rows to predict, if not these.
+        rows: the number of rows to predict in the end, if not these.
+        some: the rows to predict now, ascending; the learners by fold are then kept. By default all rows, and no learners are kept.
         steps: reports progress.
     """
-    result, divisions = FittedView(), np.atleast_2d(folds)
-    steps = Steps() if steps is None else steps
+    divisions = np.atleast_2d(folds)
     trees = max(1, TREES // len(divisions)) if trees is None else trees
-    transitions = []
-    for draw, held in enumerate(divisions):
-        linear = LinearFolds(view.x, held, num_folds, num_classes, labels >= 0, run) if fitted is None else fitted
-        w, decay = _fit_logcomp(linear, labels, trusted, steps)
-        found: dict[str, tuple[ByFold, StoredLearner | None]] = {"logcomp": _linear_models(linear, w)}
-        w, transition = _fit_transitions(linear, labels, trusted, decay, steps)
-        found["transitions"] = _linear_models(linear, w)
-        transitions.append(transition)
-        if linear.axes is None:
-            without = (np.where(held == fold, -1, labels) for fold in range(num_folds))
-            models = [_naive_bayes(view.x, rest, num_classes) for rest in without]
-            found["naive Bayes"] = ByFold(models), None if draw else _naive_bayes(view.x, labels, num_classes)
-        else:
-            found["neighbors"] = _fit_neighbors(linear, labels, seed + draw, rows or len(labels))
-        if view.trees is not None and trees:
-            forests = Forests(view.trees, labels, held, num_folds, num_classes, seed + draw, trees)
-            found["trees"] = ByFold(forests), None if draw else forests.stored(run)
-        for name, (by_fold, model) in found.items():
-            result.by_fold.setdefault(name, []).append(by_fold)
-            if not draw and model is not None:
-                result.models[name] = model
-        result.decay = result.decay or decay
-    result.transition = np.mean(transitions, axis=0)
-    return result
+    by_fold: ByFold = {}
+    models: dict[str, StoredLearner] = {}
+    transitions, decays = [], []
+    with threads_for(view.work(num_folds, num_classes)):
+        for draw, held in enumerate(divisions):
+            linear = LinearFolds(view.x, held, num_folds, num_classes, labels >= 0, run) if fitted is None else fitted
+            w, decay = _fit_logcomp(linear, labels, trusted, steps)
+            found: dict[str, tuple[Any, StoredLearner]] = {"logcomp": _linear_models(linear, w)}
+            w, transition = _fit_transitions(linear, labels, trusted, decay, steps)
+            found["transitions"] = _linear_models(linear, w)
+            transitions.append(transition)
+            decays.append(decay)
+            if linear.axes is None:
+                without = (np.where(held == fold, -1, labels) for fold in range(num_folds))
+                bayes = [_naive_bayes(view.x, rest, num_classes) for rest in without]
+                found["naive Bayes"] = bayes, models.get("naive Bayes") or _naive_bayes(view.x, labels, num_classes)
+            else:
+                found["neighbors"] = _fit_neighbors(linear, labels, seed + draw, rows or len(labels))
+            if view.trees is not None and trees:
+                forests = Forests(view.trees, labels, held, num_folds, num_classes, seed + draw, trees)
+                stored = models.get("trees") or Forest.fitted(forests.grow([ALL_ROWS], run)[0].trees, num_classes)
+                found["trees"] = forests if some is None else forests.grow(range(num_folds), run), stored
+            for name, (by_division, model) in found.items():
+                by_fold.setdefault(name, []).append(by_division)
+                models.setdefault(name, model)
+        log_p = predict_rows(view, by_fold, divisions, some, run=run, steps=steps)
+    return FittedView(log_p, models, np.mean(transitions, axis=0), decays[0], {} if some is None else by_fold)
 
 
-def _linear_models(fitted: LinearFolds, w: Singles) -> tuple[ByFold, Linear]:
-    return ByFold([Linear(*one) for one in fitted.each(w)]), Linear(*fitted.mean(w))
+def _linear_models(fitted: LinearFolds, w: Singles) -> tuple[list[Linear], Linear]:
+    """The models of all folds, and their mean."""
+    each = fitted.each(w)
+    return [Linear(*one) for one in each], Linear(*(np.mean(values, axis=0) for values in zip(*each, strict=True)))
 
 
 def _fit_logcomp(fitted: LinearFolds, labels: Ints, trusted: Mask | None, steps: Steps) -> tuple[Singles, float]:
@@ -576,17 +456,12 @@ def _fit_transitions(
     return w, a.mean(0).astype(np.float64)
 
 
-def transition_from(counts: NDArray[np.floating], errors: float = ERRORS) -> Floats:
-    """(C, C) transitions from expected counts of (true, given), scaled to a share of errors of at least ``errors``.
-
-    >>> transition_from(np.array([[90, 10], [0, 100]]), 0.1).round(2)
-    array([[0.82, 0.18],
-           [0.02, 0.98]])
-    """
+def transition_from(counts: NDArray[np.floating]) -> Floats:
+    """(C, C) transitions from expected counts of (true, given), scaled to a share of errors of at least `ERRORS`."""
     others = 1 - np.eye(len(counts))
     total = counts.sum(1, keepdims=True) + 1
     wrong = counts * others + others * total / total.mean()
-    share = max(errors, float((counts * others).sum() / max(counts.sum(), 1e-12)))
+    share = max(ERRORS, float((counts * others).sum() / max(counts.sum(), 1e-12)))
     a = wrong * (share * counts.sum() / wrong.sum()) / total
     # A class keeps most of its own labels; otherwise its name would mean another class.
     a *= np.minimum(1, 0.6 / np.maximum(a.sum(1, keepdims=True), 1e-12))
@@ -597,10 +472,9 @@ def _posterior_counts(
     fitted: LinearFolds, part: slice, labels: Ints, trusted: Mask | None, transition: Singles, *weights: Singles
 ) -> Terms:
     """(C, K, C) shares of rows by given class, fold and true class, each fold over the rows it learned from."""
-    rows = fitted.rows(part)
+    rows, _, u = fitted.logits(part, *weights)
     given, classes = labels[rows], fitted.num_classes
-    r = softmax(fitted.logits(fitted.centered(rows), *weights))[0]
-    r = r * np.take(transition, given, 2).transpose(2, 0, 1)
+    r = softmax(u)[0] * np.take(transition, given, 2).transpose(2, 0, 1)
     if trusted is not None:
         r = np.where(trusted[rows][:, None, None], np.eye(classes, dtype=np.float32)[given][:, None], r)
     r *= (fitted.train[part] / np.maximum(r.sum(2), 1e-12))[..., None]
@@ -608,7 +482,7 @@ def _posterior_counts(
     return (np.asarray(one @ r.reshape(len(r), -1)).reshape(classes, *r.shape[1:]),)
 
 
-def _fit_neighbors(fitted: LinearFolds, labels: Ints, seed: int, rows: int) -> tuple[ByFold, Neighbors]:
+def _fit_neighbors(fitted: LinearFolds, labels: Ints, seed: int, rows: int) -> tuple[list[Neighbors], Neighbors]:
     """Neighbors among the rows of other folds, by cosine in the leading principal components; and among all rows."""
     assert fitted.axes is not None
     axes = fitted.axes[:, ::-1][:, :COMPONENTS] / fitted.scale[:, None]
@@ -627,7 +501,7 @@ def _fit_neighbors(fitted: LinearFolds, labels: Ints, seed: int, rows: int) -> t
         some = fitted.x[held[:: max(1, len(held) // SPREAD_ROWS)]]
         by_fold.append(replace(model, spread=float(model.nearest(some)[0].std()) if len(some) else 1.0))
     usual = float(np.median([model.spread for model in by_fold]))
-    return ByFold(by_fold), replace(among(np.flatnonzero(labels >= 0)), spread=usual)
+    return by_fold, replace(among(np.flatnonzero(labels >= 0)), spread=usual)
 
 
 def _some(rows: Ints, most: int, rng: np.random.Generator) -> Ints:
@@ -662,10 +536,8 @@ def forest_size(rows: int, most: int | None = None, classes: int = 1) -> dict[st
 
     >>> forest_size(1000)
     {'n_estimators': 200, 'min_samples_leaf': 3}
-    >>> forest_size(1_000_000)["n_estimators"]
-    30
-    >>> forest_size(4_000, classes=1_500)["n_estimators"]
-    33
+    >>> forest_size(1_000_000)["n_estimators"], forest_size(4_000, classes=1_500)["n_estimators"]
+    (30, 33)
     """
     most = TREES if most is None else most
     most = min(most, max(MIN_TREES, TREE_ENTRIES // (min(rows, TREE_ROWS) * classes + 1)))
@@ -679,16 +551,13 @@ def forest_size(rows: int, most: int | None = None, classes: int = 1) -> dict[st
 class Grown:
     """Extra trees of scikit-learn: an average over many is robust against wrong labels.
 
-    Attributes:
-        trees: each with the classes that it knows; of many rows it was grown on some, which may lack a rare class.
-        num_classes: C.
+    Each has the classes that it knows; of many rows it was grown on some, which may lack a rare class.
     """
 
     trees: Sequence[tuple[Any, Ints]]
     num_classes: int
 
     def log_p(self, x: Any, trees: Singles | None) -> Singles:
-        """(N, C) log probabilities."""
         assert trees is not None
         return smoothed(self.votes(trees) / len(self.trees))
 
@@ -703,14 +572,8 @@ class Grown:
 
 
 @dataclass(frozen=True, eq=False)
-class Forests(Sequence[Any]):
-    """A forest of extra trees for each fold, grown when it is used: five large ones at once would take gigabytes.
-
-    Attributes:
-        x: (N, D') features.
-        labels, folds: (N,) as for `fit_view`.
-        trees: of a forest of few rows.
-    """
+class Forests:
+    """A forest for each fold, not yet grown: five large ones at once would take gigabytes. Fields as for `judge_view`."""
 
     x: Singles
     labels: Ints
@@ -723,22 +586,18 @@ class Forests(Sequence[Any]):
     def __len__(self) -> int:
         return self.num_folds
 
-    def __getitem__(self, fold: Any) -> Any:
-        return Grown([tree for part in self.parts([fold]) for tree in self.grow(part)], self.num_classes)
-
     def rest(self, fold: int) -> Ints:
         """The rows that the trees of a fold are grown on."""
         return np.flatnonzero((self.folds != fold) & (self.labels >= 0))
 
     def size(self, fold: int) -> int:
         """The number of trees of a fold."""
-        rows = len(self.rest(fold))
-        if fold == ALL_ROWS:
-            return max(1, int(STORED_TREES * forest_size(rows, classes=self.num_classes)["n_estimators"]))
-        return int(forest_size(rows, self.trees, self.num_classes)["n_estimators"])
+        most = None if fold == ALL_ROWS else self.trees
+        number = int(forest_size(len(self.rest(fold)), most, self.num_classes)["n_estimators"])
+        return max(1, int(STORED_TREES * number)) if fold == ALL_ROWS else number
 
     def parts(self, folds: Iterable[int], together: int = 1) -> list[tuple[int, slice]]:
-        """Tasks for `grow`: a forest of few rows, or some trees of many rows, which balances the load of workers."""
+        """Tasks: a forest of few rows, or some trees of many rows, which balances the load of workers."""
         parts = []
         for fold in folds:
             number = self.size(fold)
@@ -746,112 +605,81 @@ class Forests(Sequence[Any]):
             parts += [(fold, slice(start, min(start + step, number))) for start in range(0, number, step)]
         return parts
 
-    def grow(self, part: tuple[int, slice]) -> list[tuple[Any, Ints]]:
-        """Some trees of a fold. Of many rows each tree is grown on a sample of its own."""
-        fold, trees = part
-        rows = self.rest(fold)
-        if len(rows) <= TREE_ROWS:
-            from sklearn.ensemble import ExtraTreesClassifier
-
-            forest = ExtraTreesClassifier(trees.stop, min_samples_leaf=LEAF, random_state=self.seed)
-            _quietly(forest.fit, self.x[rows], self.labels[rows])
-            return [(tree, forest.classes_) for tree in forest.estimators_]
-        from sklearn.tree import ExtraTreeClassifier
-
-        grown = []
-        for k in range(trees.start, trees.stop):
-            rng = np.random.default_rng([self.seed, k])
-            some = _some(rows, TREE_ROWS, rng)
-            tree = ExtraTreeClassifier(min_samples_leaf=LEAF, random_state=int(rng.integers(1 << 31)))
-            grown.append((_quietly(tree.fit, self.x[some], self.labels[some]), tree.classes_))
-        return grown
-
-    def stored(self, run: Execution) -> Forest:
-        """Fewer trees, grown on all rows, that predict new rows."""
-        grown = run.map(_grow, self.parts([ALL_ROWS]), self)
-        return Forest.fitted([(tree.tree_, known) for part in grown for tree, known in part], self.num_classes)
-
-    def votes(self, part: tuple[int, slice]) -> NDArray[np.floating]:
-        """(rows of the fold, C) the share of some trees of a fold in the mean prediction of its rows."""
-        rows = np.flatnonzero(self.folds == part[0])
-        grown, size = Grown(self.grow(part), self.num_classes), self.size(part[0])
-        votes = np.empty((len(rows), self.num_classes))
-        for start in range(0, len(rows), step := max(1, BLOCK // self.x.shape[1])):
-            votes[start : start + step] = grown.votes(self.x[rows[start : start + step]])
-        votes /= size
-        return votes if len(grown.trees) == size else votes.astype(np.float32)
+    def grow(self, folds: Iterable[int], run: Execution = LOCAL) -> list[Grown]:
+        """The forests of some folds."""
+        trees: dict[int, list[Any]] = {fold: [] for fold in folds}
+        parts = self.parts(trees)
+        for (fold, _), grown in zip(parts, run.map(_grow, parts, self), strict=True):
+            trees[fold] += grown.trees
+        return [Grown(one, self.num_classes) for one in trees.values()]
 
 
-def grow_forests(fitted: FittedView, run: Execution = LOCAL) -> None:
-    """Grows the forests of all folds and divisions, which then predict rows again and again."""
-    for draw, one in enumerate(fitted.by_fold.get("trees", ())):
-        forests: Any = one.models
-        parts = forests.parts(range(len(forests)))
-        trees: list[list[Any]] = [[] for _ in range(len(forests))]
-        for (fold, _), grown in zip(parts, run.map(_grow, parts, forests), strict=True):
-            trees[fold] += grown
-        fitted.by_fold["trees"][draw] = ByFold([Grown(one, forests.num_classes) for one in trees])
+def _grow(part: tuple[int, slice], forests: Forests) -> Grown:
+    """Some trees of a fold. Of many rows each tree is grown on a sample of its own."""
+    from sklearn.ensemble import ExtraTreesClassifier
+    from sklearn.tree import ExtraTreeClassifier
 
-
-def _grow(part: tuple[int, slice], forests: Forests) -> list[tuple[Any, Ints]]:
-    return forests.grow(part)
+    fold, trees = part
+    rows = forests.rest(fold)
+    if len(rows) <= TREE_ROWS:
+        forest = ExtraTreesClassifier(trees.stop, min_samples_leaf=LEAF, random_state=forests.seed)
+        _quietly(forest.fit, forests.x[rows], forests.labels[rows])
+        return Grown([(tree, forest.classes_) for tree in forest.estimators_], forests.num_classes)
+    grown = []
+    for k in range(trees.start, trees.stop):
+        rng = np.random.default_rng([forests.seed, k])
+        some = _some(rows, TREE_ROWS, rng)
+        tree = ExtraTreeClassifier(min_samples_leaf=LEAF, random_state=int(rng.integers(1 << 31)))
+        grown.append((_quietly(tree.fit, forests.x[some], forests.labels[some]), tree.classes_))
+    return Grown(grown, forests.num_classes)
 
 
 # --- predicting -----------------------------------------------------------------------------------------------
 
 
 def predict_rows(
-    view: View,
-    fitted: FittedView,
-    folds: Ints,
-    rows: Ints | None = None,
-    *,
-    run: Execution = LOCAL,
-    steps: Steps | None = None,
+    view: View, by_fold: ByFold, folds: Ints, rows: Ints | None = None, *, run: Execution = LOCAL, steps: Steps = SILENT
 ) -> dict[str, Singles]:
-    """By learner, (N, C) out-of-fold log probabilities of the rows that were fitted on, or of some of them.
+    """By learner, (N, C) out-of-fold log probabilities of rows.
 
-    Forests that are not grown yet are grown, predict all rows and are discarded. All tasks are one list, the longest first, and workers
-    do not wait for each other.
-
-    Args:
-        view: the features that were fitted on.
-        fitted: the learners.
-        folds: (R, N) of each division.
-        rows: ascending; all by default.
-        run: where to compute.
-        steps: reports progress.
+    `Forests` are grown, predict all rows and are discarded. All tasks are one list, the longest first, and workers do not wait for
+    each other. Folds are (R, N); rows are ascending, by default all.
     """
-    steps = Steps() if steps is None else steps
-    forests: list[Any] = [o.models for o in fitted.by_fold.get("trees", ()) if isinstance(o.models, Forests)]
-    assert rows is None or not forests
     rows = np.arange(folds.shape[1]) if rows is None else rows
     tasks: list[tuple[str, int, Any, Ints]] = []
-    for draw, forest in enumerate(forests):
-        number = sum(map(forest.size, range(len(forest))))
-        together = max(1, min(TASK_TREES, number // (WORKER_TASKS * run.workers)))
-        parts = forest.parts(range(len(forest)), together)
-        tasks += [("trees", draw, part, np.flatnonzero(folds[draw] == part[0])) for part in parts]
     pieces = max(1, min(8 * run.workers, len(rows) // 1000)) if run.workers > 1 else 1
-    for name, by_fold in fitted.by_fold.items():
-        for draw, held in enumerate(folds if name != "trees" or not forests else ()):
-            for fold in range(len(by_fold[draw].models)):
+    for name in sorted(by_fold, key=lambda name: name != "trees"):
+        for draw, (models, held) in enumerate(zip(by_fold[name], folds, strict=True)):
+            if isinstance(models, Forests):
+                number = sum(map(models.size, range(len(models))))
+                together = max(1, min(TASK_TREES, number // (WORKER_TASKS * run.workers)))
+                parts = models.parts(range(len(models)), together)
+                tasks += [(name, draw, part, np.flatnonzero(held == part[0])) for part in parts]
+                continue
+            for fold in range(len(models)):
                 portions = np.array_split(rows[held[rows] == fold], pieces)
                 tasks += [(name, draw, fold, some) for some in portions if len(some)]
     count = Counter(name for name, *_ in tasks)
-    log_p: dict[str, list[Any]] = {name: [] for name in fitted.by_fold}
-    for (name, draw, _, some), values in zip(tasks, run.map(_predict, tasks, view, fitted), strict=True):
+    log_p: dict[str, list[Any]] = {name: [] for name in by_fold}
+    for (name, draw, part, some), values in zip(tasks, run.map(_predict, tasks, view, by_fold), strict=True):
         if not log_p[name]:
-            kind = np.float64 if forests and name == "trees" else np.float32
+            kind = np.float64 if isinstance(part, tuple) else np.float32
             log_p[name] = [np.zeros((len(rows), values.shape[1]), kind) for _ in folds]
         log_p[name][draw][np.searchsorted(rows, some)] += values
-        steps.done(name, len(folds) * len(fitted.by_fold[name][draw].models) / count[name])
-    if forests:
+        steps.done(name, len(folds) * len(by_fold[name][draw]) / count[name])
+    if any(isinstance(models, Forests) for models in by_fold.get("trees", ())):
         log_p["trees"] = [smoothed(votes) for votes in log_p["trees"]]
-    return {name: mean_log_p(values) for name, values in log_p.items()}
+    return {name: one[0] if len(one) == 1 else softmax(np.mean(one, axis=0))[1] for name, one in log_p.items()}
 
 
-def _predict(task: tuple[str, int, Any, Ints], view: View, fitted: FittedView) -> Any:
+def _predict(task: tuple[str, int, Any, Ints], view: View, by_fold: ByFold) -> Any:
+    """(B, C) votes of some trees of a fold, or log probabilities of rows by the model of a fold; rows are copied in blocks."""
     name, draw, part, rows = task
-    one: Any = fitted.by_fold[name][draw]
-    return one.models.votes(part) if isinstance(part, tuple) else one.fold_log_p(part, view.x, view.trees, rows)
+    models = by_fold[name][draw]
+    if isinstance(models, Forests):
+        grown, number = _grow(part, models), models.size(part[0])
+        votes = grown.votes(models.x[rows]) / number  # a share of the mean over all trees of the fold
+        return votes if len(grown.trees) == number else votes.astype(np.float32)
+    size = BLOCK // 20 if sp.issparse(view.x) else max(1, BLOCK // view.x.shape[1])
+    blocks = [view.subset(rows[start : start + size]) for start in range(0, len(rows), size)]
+    return np.concatenate([models[part].log_p(block.x, block.trees) for block in blocks])

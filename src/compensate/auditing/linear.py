@@ -24,12 +24,11 @@ Label Noise: A Loss Correction Approach, 2017, for transitions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
@@ -39,30 +38,20 @@ from compensate.data.dataset import Floats, Ints, Singles
 Slope = Callable[[Singles, Singles, Ints | slice], tuple[NDArray[np.floating], Singles]]
 """From probabilities (B, K, C), their logarithms and the rows: the losses (B, K) and their slopes in the logits (B, K, C)."""
 
-BLOCK = 4_000_000
-"""Entries of logits, and of dense features, in memory at once."""
+Mask = NDArray[np.bool_]
+Terms = tuple[Any, ...]
+"""Numbers and arrays that are summed over portions of the rows."""
 
-CACHED = 4_096
-"""Dense rows in a portion, which fits the processor's cache. Sparse rows are taken by the `BLOCK`, because the gradient of each
-portion has an entry for every word."""
+BLOCK, CACHED = 4_000_000, 4_096
+"""Entries of logits, and of dense features, in memory at once; and the most dense rows in a portion, which fits the processor's cache."""
 
 WORK = 20_000_000_000
 """The most multiplications in one pass over the fitted rows: of more rows, evenly spaced ones are fitted and the others only predicted."""
 
-MOST_AXES = 4_096
-"""The most principal axes. With more columns and rows, the axes of this number of rows are used: the cost grows with the cube."""
-
-BIAS_DECAY = 1e-6
-"""Weight decay of the intercept."""
-
-PRECISION, STEPS = 1e-5, 100
-"""The relative decrease of the loss at which a fit ends, and its most steps."""
-
-Terms = tuple[Any, ...]
-"""Numbers and arrays that are summed over portions of the rows."""
-
-SPARSE_FLOOR = 0.1
-"""The curvature along a word relative to its mean square, for the scaling of steps."""
+MOST_AXES = 4_096  # principal axes; of more columns and rows those of some rows: the cost grows with the cube
+BIAS_DECAY = 1e-6  # weight decay of the intercept
+PRECISION, STEPS = 1e-5, 100  # relative decrease of the loss at which a fit ends, and its most steps
+SPARSE_FLOOR = 0.1  # curvature along a word relative to its mean square, for the scaling of steps
 
 
 @final
@@ -78,22 +67,15 @@ class LinearFolds:
     """
 
     def __init__(
-        self,
-        x: Any,
-        folds: Ints,
-        num_folds: int,
-        num_classes: int,
-        learn: NDArray[np.bool_] | None = None,
-        run: Execution = LOCAL,
+        self, x: Any, folds: Ints, num_folds: int, num_classes: int, learn: Mask | None = None, run: Execution = LOCAL
     ) -> None:
         self.run = run
-        self.x: Any = x.tocsr().astype(np.float32) if is_sparse(x) else np.asarray(x)
+        self.x: Any = np.asarray(x) if isinstance(x, np.ndarray) else x.tocsr().astype(np.float32)
         self.folds, self.num_folds, self.num_classes = folds, num_folds, num_classes
         n = self.x.shape[0]
-        learn = np.ones(n, bool) if learn is None else learn
-        width = x.nnz / max(n, 1) if is_sparse(x) else x.shape[1]
+        width = x.shape[1] if isinstance(x, np.ndarray) else x.nnz / max(n, 1)
         most = max(1000, int(WORK / (max(width, 1) * num_folds * num_classes)))
-        self.fitted = np.flatnonzero(learn)
+        self.fitted = np.arange(n) if learn is None else np.flatnonzero(learn)
         if len(self.fitted) > most:
             self.fitted = self.fitted[np.linspace(0, len(self.fitted) - 1, most).astype(np.int64)]
         train = folds[self.fitted, None] != np.arange(num_folds)
@@ -110,40 +92,36 @@ class LinearFolds:
 
         The portions do not depend on the number of workers, which therefore changes only the last digits.
         """
-        parts = list(self.blocks(len(self.fitted)))
+        size = max(1, BLOCK // self.shape[1])
+        # A portion of dense rows is a copy of them; the gradient of sparse rows has an entry for every word.
+        if self.axes is not None:
+            size = max(1, min(CACHED, size, BLOCK // max(1, self.x.shape[1])))
+        number = len(self.fitted)
+        parts = [slice(start, min(start + size, number)) for start in range(0, number, size)]
         cuts = np.linspace(0, len(parts), min(self.run.workers, len(parts)) + 1).astype(int)
         shares = [parts[a:b] for a, b in pairwise(cuts)]
         return _total(self.run.map(_added, shares, self, term, *args))
 
-    def blocks(self, number: int) -> Iterator[slice]:
-        """Portions of rows that bound memory."""
-        width = 0 if self.axes is None else self.x.shape[1]  # a portion of dense rows is a copy of them
-        size = max(1, BLOCK // max(self.num_folds * self.num_classes, width))
-        size = size if self.axes is None else min(size, CACHED)
-        for start in range(0, number, size):
-            yield slice(start, min(start + size, number))
-
-    def rows(self, part: slice) -> Ints | slice:
-        """The rows of a portion of the fitted rows; a slice, which needs no copy, if all rows are fitted."""
-        return part if len(self.fitted) == self.x.shape[0] else self.fitted[part]
-
     def weights(self, w: Singles) -> tuple[Singles, Singles]:
-        """Weights (D, K C) and intercepts (K C,) for `centered` rows."""
+        """Weights (D, K C) and intercepts (K C,) for centered rows."""
         inner = w[:-1] if self.axes is None else self.axes @ w[:-1]
         return inner / self.scale[:, None], w[-1]
 
-    def centered(self, rows: Any) -> Any:
-        """Some rows minus the mean of all (sparse ones unchanged), which keeps sums precise where a mean is large."""
-        return self.x[rows] if self.axes is None else self.x[rows] - self.center
+    def logits(self, part: slice, weights: Singles, intercept: Singles) -> tuple[Ints | slice, Any, Singles]:
+        """The rows of a portion of the fitted rows, their centered features, and (B, K, C) their logits under the weights of all folds.
 
-    def logits(self, x: Any, weights: Singles, intercept: Singles) -> Singles:
-        """(B, K, C) of some `centered` rows under the weights of all folds.
-
-        Rows are contiguous in memory: sums over few classes are then sums of long arrays.
+        Centering keeps sums precise where a mean is large; sparse rows are not centered.
         """
-        u = np.ascontiguousarray((x @ weights).T) if is_sparse(x) else weights.T @ x.T
+        rows = part if len(self.fitted) == self.x.shape[0] else self.fitted[part]
+        # Rows are contiguous in memory: sums over few classes are then sums of long arrays.
+        if self.axes is None:
+            x = self.x[rows]
+            u = np.ascontiguousarray((x @ weights).T)
+        else:
+            x = self.x[rows] - self.center
+            u = weights.T @ x.T
         u += intercept[:, None]
-        return u.reshape(self.num_folds, self.num_classes, -1).transpose(2, 0, 1)
+        return rows, x, u.reshape(self.num_folds, self.num_classes, -1).transpose(2, 0, 1)
 
     def fit(self, slope: Slope, decay: float, start: Singles | None = None) -> Singles:
         """The weights (D' + 1, K C) that minimize a loss plus weight decay.
@@ -184,11 +162,6 @@ class LinearFolds:
         weights, intercept = weights.reshape(shape), intercept.reshape(shape)[0]
         return [(np.ascontiguousarray(weights[:, k]), intercept[k]) for k in range(self.num_folds)]
 
-    def mean(self, w: Singles) -> tuple[Singles, Singles]:
-        """Weights (D, C) and intercepts (C,) of the mean model of all folds, for new rows."""
-        weights, intercepts = zip(*self.each(w), strict=True)
-        return np.mean(weights, axis=0), np.mean(intercepts, axis=0)
-
 
 def _added(parts: list[slice], fitted: LinearFolds, term: Callable[..., Terms], *args: Any) -> Terms:
     return _total(term(fitted, part, *args) for part in parts)
@@ -202,25 +175,20 @@ def _total(terms: Iterable[Terms]) -> Terms:
     return tuple(total)
 
 
-def _slopes(fitted: LinearFolds, part: slice, slope: Slope, weights: Singles, intercept: Singles) -> Terms:
+def _slopes(fitted: LinearFolds, part: slice, slope: Slope, *weights: Singles) -> Terms:
     """The loss of a portion, and its gradient in weights and intercepts."""
-    rows, share = fitted.rows(part), fitted.train[part]
-    x = fitted.centered(rows)
-    loss, r = slope(*softmax(fitted.logits(x, weights, intercept)), rows)
+    share = fitted.train[part]
+    rows, x, u = fitted.logits(part, *weights)
+    loss, r = slope(*softmax(u), rows)
     r = (r * share[:, :, None]).transpose(1, 2, 0).reshape(-1, len(share))
     return (loss * share).sum(dtype=np.float64), np.asarray(x.T @ r.T), r.sum(1)
 
 
-def _held_out_loss(fitted: LinearFolds, part: slice, labels: Ints, weights: Singles, intercept: Singles) -> Terms:
-    rows = fitted.rows(part)
-    place = np.arange(part.stop - part.start)
-    u = fitted.logits(fitted.centered(rows), weights, intercept)[place, fitted.folds[rows]]
-    return (-softmax(u)[1][place, labels[rows]].sum(dtype=np.float64),)
-
-
-def is_sparse(x: Any) -> bool:
-    """Whether it is a sparse matrix of scipy."""
-    return bool(sp.issparse(x))
+def _held_out_loss(fitted: LinearFolds, part: slice, labels: Ints, *weights: Singles) -> Terms:
+    rows, _, u = fitted.logits(part, *weights)
+    place = np.arange(len(u))
+    log_p = softmax(u[place, fitted.folds[rows]])[1]
+    return (-log_p[place, labels[rows]].sum(dtype=np.float64),)
 
 
 def softmax(u: Singles) -> tuple[Singles, Singles]:
@@ -231,7 +199,7 @@ def softmax(u: Singles) -> tuple[Singles, Singles]:
     return p / total, u - np.log(total)
 
 
-def compensated(labels: Ints, lam: float, trusted: NDArray[np.bool_] | None = None) -> Slope:
+def compensated(labels: Ints, lam: float, trusted: Mask | None = None) -> Slope:
     """LogComp with its optimal compensation; plain cross entropy for ``lam`` of 1 and for trusted labels."""
     edge = np.log((1 - lam) / lam) if lam < 1 else -np.inf
 
@@ -250,7 +218,7 @@ def compensated(labels: Ints, lam: float, trusted: NDArray[np.bool_] | None = No
     return slope
 
 
-def transferred(labels: Ints, transition: Singles, trusted: NDArray[np.bool_] | None = None) -> Slope:
+def transferred(labels: Ints, transition: Singles, trusted: Mask | None = None) -> Slope:
     """Cross entropy of the given labels under transitions (K, C, C) from true to given classes; trusted labels are true."""
     own = np.eye(transition.shape[1], dtype=np.float32)[:, None]
 
@@ -269,23 +237,31 @@ def transferred(labels: Ints, transition: Singles, trusted: NDArray[np.bool_] | 
 def _coordinates(x: Any) -> tuple[Singles, Singles, Singles | None, Singles]:
     """Center, scale, principal axes (none for sparse data) and the variance along each axis."""
     n, d = x.shape
-    if is_sparse(x):
+    if not isinstance(x, np.ndarray):
         square = np.asarray(x.power(2).sum(0)).ravel() / n
         scale = np.full(d, np.sqrt(max(square.sum(), 1e-12)), np.float32)
         return np.zeros(d, np.float32), scale, None, (4 * SPARSE_FLOOR * square / scale**2).astype(np.float32)
     size = max(1, BLOCK // max(d, 1))
     portions = [slice(start, start + size) for start in range(0, n, size)]
     center = sum(x[part].sum(0, dtype=np.float64) for part in portions) / n
-    if d <= min(n, MOST_AXES):
+    by_columns = d <= min(n, MOST_AXES)
+    if by_columns:
         gram = np.zeros((d, d))
         for part in portions:
             centered = (x[part] - center).astype(np.float32)
             gram += centered.T @ centered
         gram /= n
-        scale, least = _scale(np.diag(gram)), 1e-9
+        variance: Any = np.diag(gram)
+    else:
+        variance = sum(((x[part] - center) ** 2).sum(0, dtype=np.float64) for part in portions) / n
+    deviation = np.sqrt(np.maximum(variance, 0))
+    # Columns that hardly vary stay small.
+    smallest = max(1e-6 * deviation.max(initial=0), 0.05 * np.sqrt((deviation**2).mean()) if d > 64 else 0, 1e-12)
+    scale = np.maximum(deviation, smallest) * np.sqrt(d)
+    if by_columns:
+        least = 1e-9
         spread, axes = np.linalg.eigh(gram / np.outer(scale, scale))
     else:
-        scale = _scale(sum(((x[part] - center) ** 2).sum(0, dtype=np.float64) for part in portions) / n)
         least = 1e-6  # smaller products of rows in single precision are rounding errors
         # The axes of a few rows of many columns lie in the span of these rows: products of rows suffice.
         some = np.linspace(0, n - 1, min(n, MOST_AXES)).astype(np.int64)
@@ -293,17 +269,5 @@ def _coordinates(x: Any) -> tuple[Singles, Singles, Singles | None, Singles]:
         spread, mixed = np.linalg.eigh((z @ z.T).astype(np.float64) / len(z))
         axes = (z.T @ mixed) / np.sqrt(np.maximum(len(z) * spread, 1e-30))
     kept = spread > least * spread.max(initial=0)
-    return (
-        center.astype(np.float32),
-        scale.astype(np.float32),
-        axes[:, kept].astype(np.float32),
-        spread[kept].astype(np.float32),
-    )
-
-
-def _scale(variance: Floats) -> Floats:
-    """(D,) the divisor of each column, given its variance; columns that hardly vary stay small."""
-    d = len(variance)
-    deviation = np.sqrt(np.maximum(variance, 0))
-    least = max(1e-6 * deviation.max(initial=0), 0.05 * np.sqrt((deviation**2).mean()) if d > 64 else 0, 1e-12)
-    return np.asarray(np.maximum(deviation, least) * np.sqrt(d))
+    center, scale, axes, spread = (np.asarray(a, np.float32) for a in (center, scale, axes[:, kept], spread[kept]))
+    return center, scale, axes, spread

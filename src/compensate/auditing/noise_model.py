@@ -38,38 +38,22 @@ from compensate.auditing.class_names import near_names, same_name
 from compensate.auditing.execution import LOCAL, Execution
 from compensate.data.dataset import Estimate, Floats, Ints
 
-RIDGE = 0.01
-"""Strength of the regularization of learner weights toward equal weights."""
-
-DIRECTION_FLOOR = 0.002
-"""Added to both transitions of a pair of classes before their ratio is taken: rare confusions show no direction."""
-
-LEARNED = 0.2
-"""The share of the residual uncertainty that is attributed to label errors."""
-
-MAX_DOUBT = 0.25
-"""Uncertainty beyond this comes from a model that knows too little of the classes, and not from errors."""
-
+RIDGE = 0.01  # regularization of learner weights toward equal weights
+DIRECTION_FLOOR = 0.002  # added to both transitions of a pair: the ratio of rare confusions shows no direction
+LEARNED = 0.2  # share of the residual uncertainty that is attributed to label errors
+MAX_DOUBT = 0.25  # uncertainty beyond this comes from a model that knows too little of the classes, and not from errors
 MAX_LEARNED = 1.1
 """The upper end of the interval, in multiples of the residual uncertainty. In NoisyAG-News, with human errors in one direction, errors are
 1.04 times the uncertainty."""
 
-MIN_SEEN, MARGIN = 0.75, 0.02
-"""The lower end of the interval: a part of the errors that contradict the model, minus a margin for hard samples."""
-
+MIN_SEEN, MARGIN = 0.75, 0.02  # lower end: part of the contradicting errors, minus a margin for hard samples
 SHARES = np.array([1e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4])
 SHARPNESS = np.exp(np.linspace(-0.2, 1.8, 21))
 """The grids of the share and the sharpness."""
 
-ASSUMED = (0.15, 2.0)
-"""Share and sharpness under which directions are estimated first: a share of zero would never find errors by pairs."""
-
-ROUNDS = 3
-"""Rounds in which directions are estimated again under the present share."""
-
-MAX_ENTRIES = 4_000_000
-"""Entries of predictions from which share and sharpness are estimated; of more rows a part is drawn."""
-
+ASSUMED = (0.15, 2.0)  # first share and sharpness of directions: a share of zero would never find errors by pairs
+ROUNDS = 3  # in which directions are estimated again under the present share
+MAX_ENTRIES = 4_000_000  # predictions from which share and sharpness are estimated; of more rows a part is drawn
 MAX_LOG_LIKELIHOOD_GAP = 1.0
 """Shares within this log likelihood fit equally well, and the largest of them is used. Models of a few hundred rows are nowhere more confident
 than one minus the share of errors: the likelihood does not tell uniform errors from uniformly hard samples."""
@@ -78,12 +62,8 @@ DIRECTION_COST = 0.25
 """The gain in log likelihood, for each direction from class to class, that errors in some directions need over errors in all directions:
 with many classes and few rows there are more directions than errors, and some always fit."""
 
-MAX_WRONG = 0.5
-"""The largest share of a class that may be written wrongly: with more, its name would mean another class."""
-
-CHANCE = 0.02
-"""Labels count as unpredictable if the log loss is less than this part below that of the class frequencies."""
-
+MAX_WRONG = 0.5  # largest share of a class that may be written wrongly: with more, its name would mean another class
+CHANCE = 0.02  # labels are unpredictable if the log loss is less than this part below that of the class frequencies
 SHIFT_SPREAD = 0.7
 """The prior standard deviation of the shift of log odds that decisions suggest. Chosen on digits, breast cancer, wine and draws of
 `make_classification` (seeds 0 and 1): with .7, four decisions on the top suspects move 8 % of the flags and with 1, 13 %; thirty decisions
@@ -93,13 +73,15 @@ SLIPS = 0.02
 """The share of decisions that say nothing about other labels, such as slips and unusual samples. It limits the effect of a few decisions
 against labels that the model was very sure of. Chosen with `SHIFT_SPREAD`."""
 
-SHIFTS = np.linspace(-25, 25, 1001)
-"""The grid of shifts; log odds lie between its ends."""
-
-PORTION = 16_384
-"""Rows whose likelihoods are computed at once: intermediate arrays fit the processor's cache."""
-
+SHIFTS = np.linspace(-25, 25, 1001)  # grid of shifts; log odds lie between its ends
+PORTION = 16_384  # rows whose likelihoods are computed at once: intermediate arrays fit the processor's cache
+EXISTS = 0.5  # prior probability that a class with a single row exists
 SMALLEST = 1e-12
+
+NOTE = (
+    "A label that occurs once cannot be contradicted by others. Such rows are listed with the likeliest other class, and flagged only if "
+    "that has nearly the same name: {}."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +95,7 @@ class NoiseModel:
         offset: of the log odds of errors that the model has learned; minus infinity without such errors.
         shift: of all log odds, as decisions suggest; see `recalibration`.
         low, high: the interval of the share of wrong labels, before it includes the mean probability; not stored.
-        gain: the relative reduction of the log loss below that of the class frequencies; not stored.
+        by_chance: whether labels are predicted no better than by chance.
     """
 
     share: float
@@ -124,16 +106,10 @@ class NoiseModel:
     shift: float = 0.0
     low: float = 0.0
     high: float = 1.0
-    gain: float = 1.0
-
-    @property
-    def by_chance(self) -> bool:
-        """Whether labels are predicted no better than by chance."""
-        return self.gain < CHANCE
+    by_chance: bool = False
 
     def estimate(self, mean: float) -> Estimate:
         """The share of wrong labels with its interval, given the mean of their probabilities."""
-
         return Estimate(mean, min(self.low, mean), min(max(self.high, mean), 1.0))
 
     def score(self, log_q: Floats, labels: Ints) -> tuple[Floats, Ints]:
@@ -148,6 +124,12 @@ class NoiseModel:
         odds, suggested = _scores(self.sharpness * log_q, labels, self.ratios)
         p = 1 - (1 - seen) * (1 - expit(odds + self.offset))
         return logit(np.clip(p, SMALLEST, 1 - 1e-9)) + self.shift, suggested
+
+    def verdict(self, log_q: Floats, labels: Ints) -> Verdict:
+        """The judgement of each label; arguments as for `score`."""
+        odds, suggested = self.score(log_q, labels)
+        p = expit(odds)
+        return Verdict(odds, p, suggested, self.estimate(float(p.mean())), log_q, self)
 
     def contradicting(self, log_q: Floats, labels: Ints) -> Floats:
         """(N,) the posterior of an error that contradicts the model."""
@@ -166,8 +148,7 @@ class Verdict:
         log_odds, p_error: (N,) that the given label is wrong.
         suggested: (N,) the likeliest other class.
         share: the estimated share of wrong labels, with its interval.
-        log_q: (N, C) the pooled log probabilities.
-        model: the fitted noise model.
+        log_q, model: (N, C) the pooled log probabilities, and the fitted noise model.
     """
 
     log_odds: Floats
@@ -180,11 +161,6 @@ class Verdict:
     def evidence(self, labels: Ints) -> dict[str, Floats]:
         """As `evidence`, of these labels."""
         return evidence(self.log_q, labels)
-
-    @property
-    def by_chance(self) -> bool:
-        """Whether labels are predicted no better than by chance."""
-        return self.model.by_chance
 
 
 def evidence(log_q: Floats, labels: Ints) -> dict[str, Floats]:
@@ -199,36 +175,17 @@ def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Float
     """(N, C) the pooled log probabilities, and the weights of the learners.
 
     The sum of the weights is the sharpness of the pooled prediction relative to the learners.
-
-    >>> good, bad = np.log([[0.9, 0.1], [0.1, 0.9]]), np.log([[0.5, 0.5], [0.5, 0.5]])
-    >>> pool({"good": good, "bad": bad}, np.array([0, 1]))[1]["good"] > 0.5
-    True
     """
     learned = list(log_p.values())
-    known = some_rows(np.flatnonzero(labels >= 0), learned[0].shape[1])
-    weights = pool_weights([value[known] for value in learned], labels[known])
-    return pooled(weights, learned), dict(zip(log_p, weights.tolist(), strict=True))
-
-
-def some_rows(rows: Ints, classes: int) -> Ints:
-    """Evenly spaced rows, from which weights and the noise model are estimated: at most `MAX_ENTRIES` predictions.
-
-    >>> some_rows(np.arange(MAX_ENTRIES), 2)[:3]
-    array([0, 2, 4])
-    """
-    return rows[:: max(1, int(np.ceil(len(rows) * classes / MAX_ENTRIES)))]
-
-
-def pool_weights(log_p: Sequence[NDArray[np.floating]], given: Ints) -> Floats:
-    """(M,) the weights of learners, from the log probabilities (N, C) that each gives to some rows, and the labels of these."""
-    equal = 1 / len(log_p)
-    own = np.array([one[np.arange(len(given)), given].sum(dtype=np.float64) for one in log_p])
-    learners = [np.ascontiguousarray(one.T) for one in log_p]
+    known = some_rows(labels, learned[0].shape[1])
+    given, equal = labels[known], 1 / len(learned)
+    own = np.array([one[known, given].sum(dtype=np.float64) for one in learned])
+    by_class = [np.ascontiguousarray(one[known].T) for one in learned]
 
     def loss(w: Floats) -> tuple[float, Floats]:
         total, gradient = 0.0, np.zeros(len(w))
         for rows in _portions(slice(0, len(given))):
-            here = np.array([one[:, rows] for one in learners], np.float64)
+            here = np.array([one[:, rows] for one in by_class], np.float64)
             u = np.tensordot(w, here, 1)
             most = u.max(0)
             p = np.exp(u - most)
@@ -239,9 +196,16 @@ def pool_weights(log_p: Sequence[NDArray[np.floating]], given: Ints) -> Floats:
         value = (total - w @ own) / len(given) + 0.5 * RIDGE * ((w - equal) ** 2).sum()
         return float(value), (gradient - own) / len(given) + RIDGE * (w - equal)
 
-    start = np.full(len(log_p), equal)
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(log_p)).x
-    return found if found.sum() > 0 else start
+    start = np.full(len(learned), equal)
+    weights = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(learned)).x
+    weights = weights if weights.sum() > 0 else start
+    return pooled(weights, learned), dict(zip(log_p, weights.tolist(), strict=True))
+
+
+def some_rows(labels: Ints, classes: int) -> Ints:
+    """Evenly spaced rows with a label, from which weights and the noise model are estimated: at most `MAX_ENTRIES` predictions."""
+    rows = np.flatnonzero(labels >= 0)
+    return rows[:: max(1, int(np.ceil(len(rows) * classes / MAX_ENTRIES)))]
 
 
 def pooled(weights: Floats, log_p: Iterable[NDArray[np.floating]]) -> Floats:
@@ -255,58 +219,64 @@ def pooled(weights: Floats, log_p: Iterable[NDArray[np.floating]]) -> Floats:
 
 
 def shares(weights: Mapping[str, float]) -> dict[str, float]:
-    """Weights scaled to sum to one.
-
-    >>> shares({"a": 3.0, "b": 1.0})
-    {'a': 0.75, 'b': 0.25}
-    """
+    """Weights scaled to sum to one."""
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
 
 
-def judge(log_q: Floats, labels: Ints, transition: Floats | None = None, *, simpler: float | None = None) -> Verdict:
+def judge(log_q: Floats, labels: Ints, transition: Floats | None = None, *, simpler: float = DIRECTION_COST) -> Verdict:
     """Fits the noise model and judges each label.
 
     Args:
         log_q: (N, C) pooled out-of-fold log probabilities.
         labels: (N,) class numbers, none missing.
         transition: (C, C) true to given classes; None if no direction is known.
-        simpler: the cost of a direction, by default `DIRECTION_COST`.
+        simpler: the cost of a direction.
     """
-    part = some_rows(np.arange(len(labels)), log_q.shape[1])
-    model = fit_noise(log_q[part], labels[part], transition, simpler=simpler)
-    odds, suggested = model.score(log_q, labels)
-    p = expit(odds)
-    return Verdict(odds, p, suggested, model.estimate(float(p.mean())), log_q, model)
+    return fit_noise(log_q, labels, transition, simpler=simpler).verdict(log_q, labels)
 
 
 def fit_noise(
-    log_q: Floats,
-    labels: Ints,
-    transition: Floats | None = None,
-    *,
-    simpler: float | None = None,
-    run: Execution = LOCAL,
-    last: bool = False,
+    log_q: Floats, labels: Ints, transition: Floats | None, *, simpler: float = DIRECTION_COST, run: Execution = LOCAL
 ) -> NoiseModel:
-    """Fits the noise model; arguments as for `judge`, where to compute, and whether this is the last computation there."""
-    classes, log_q = log_q.shape[1], _by_class(log_q)
+    """Fits the noise model; arguments as for `judge` (labels may be missing), and where to compute."""
+    known = some_rows(labels, log_q.shape[1])
+    log_q, labels, classes = _by_class(log_q[known]), labels[known], log_q.shape[1]
     a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
+    others = 1 - np.eye(classes)
+    learned = a * others + SMALLEST * others
+    least = simpler * max(classes * (classes - 1) - 1, 1)
+    best = -np.inf
+    uniform = assumed = _uniform_directions(labels, classes)
+    for _ in range(ROUNDS):
+        assumed = _directions(log_q, labels, assumed, *ASSUMED, run)
+    for d in (uniform, learned * classes / learned.sum(), assumed):
+        for _ in range(ROUNDS + 1):
+            table = _summed(run, _likelihoods, log_q, labels, d)
+            likelihood, sharpness = table.max(0), SHARPNESS[table.argmax(0)]  # of each share, with its best sharpness
+            k = int(likelihood.argmax())
+            if np.isinf(best) or likelihood[k] > best + least:  # prefer the simpler of two equal fits
+                best, profile, sharp, chosen = float(likelihood[k]), likelihood, sharpness, d
+            if SHARES[k] < 0.005:
+                break
+            d = _directions(log_q, labels, d, SHARES[k], sharpness[k], run)
+    k = int(np.flatnonzero(profile >= best - MAX_LOG_LIKELIHOOD_GAP).max())
+    frequency = np.exp(log_q).mean(0)
+    written = np.array([float(frequency @ _rates(chosen, share).sum(1)) for share in SHARES])
+    likely = written[profile > best - 1.92]
     ratios = np.log((a + DIRECTION_FLOOR) / (a.T + DIRECTION_FLOOR))
-    least = (DIRECTION_COST if simpler is None else simpler) * max(classes * (classes - 1) - 1, 1)
-    model, low, high = _contradictions(log_q, labels, a, ratios, least, run)
-    if last:
-        run.finish()
-    seen = model.contradicting(log_q, labels)
+    model = NoiseModel(float(SHARES[k]), float(sharp[k]), _rates(chosen, SHARES[k]) / SHARES[k], ratios, -np.inf)
     score, _ = _scores(model.sharpness * log_q, labels, ratios)
-    doubt = max(float(expit(score).mean()) - float(seen.mean()), 0.0)
-    frequency = np.bincount(labels, minlength=classes) / len(labels)
-    by_chance = -float(np.log(np.maximum(frequency[labels], SMALLEST)).mean())
-    gain = 1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST)
+    doubt = max(float(expit(score).mean()) - float(model.contradicting(log_q, labels).mean()), 0.0)
+    given = np.bincount(labels, minlength=classes) / len(labels)
+    by_chance = -float(np.log(np.maximum(given[labels], SMALLEST)).mean())
     return replace(
-        model, offset=offset_of_mean(score, LEARNED * min(doubt, MAX_DOUBT)), gain=gain,
-        low=max(MIN_SEEN * low - MARGIN, 0.0), high=high + MAX_LEARNED * doubt,
-    )  # fmt: skip
+        model,
+        offset=offset_of_mean(score, LEARNED * min(doubt, MAX_DOUBT)),
+        low=max(MIN_SEEN * float(likely.min()) - MARGIN, 0.0),
+        high=float(likely.max()) + MAX_LEARNED * doubt,
+        by_chance=1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST) < CHANCE,
+    )
 
 
 def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArray[np.bool_]) -> Verdict:
@@ -316,8 +286,7 @@ def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArra
 
     Args:
         verdict: on the labels as they were given.
-        labels: (N,) the present labels.
-        given: (N,) the labels before the decisions.
+        labels, given: (N,) the present labels, and those before the decisions.
         decided: (N,) which labels were decided.
     """
     corrected = decided & (labels != given)
@@ -368,39 +337,9 @@ def offset_of_mean(score: Floats, mean: float) -> float:
     return float(brentq(lambda a: float(expit(score + a).mean()) - mean, -bound, bound, xtol=1e-6))
 
 
-def _contradictions(
-    log_q: Floats, labels: Ints, transition: Floats, ratios: Floats, least: float, run: Execution
-) -> tuple[NoiseModel, float, float]:
-    """The noise model without learned errors, and the interval of its share by likelihood."""
-    classes = log_q.shape[1]
-    others = 1 - np.eye(classes)
-    learned = transition * others + SMALLEST * others
-    best = -np.inf
-    uniform = assumed = _uniform_directions(labels, classes)
-    for _ in range(ROUNDS):
-        assumed = _directions(log_q, labels, assumed, *ASSUMED, run)
-    for start in (uniform, learned * classes / learned.sum(), assumed):
-        d = start
-        for _ in range(ROUNDS + 1):
-            likelihood, sharpness = _profile(log_q, labels, d, run)
-            k = int(likelihood.argmax())
-            if np.isinf(best) or likelihood[k] > best + least:  # prefer the simpler of two equal fits
-                best, profile, sharp, chosen = float(likelihood[k]), likelihood, sharpness, d
-            if SHARES[k] < 0.005:
-                break
-            d = _directions(log_q, labels, d, SHARES[k], sharpness[k], run)
-    k = int(np.flatnonzero(profile >= best - MAX_LOG_LIKELIHOOD_GAP).max())
-    frequency = np.exp(log_q).mean(0)
-    shares = np.array([float(frequency @ _rates(chosen, share).sum(1)) for share in SHARES])
-    likely = shares[profile > best - 1.92]
-    noise = NoiseModel(float(SHARES[k]), float(sharp[k]), _rates(chosen, SHARES[k]) / SHARES[k], ratios, -np.inf)
-    return noise, float(likely.min()), float(likely.max())
-
-
 def _uniform_directions(labels: Ints, classes: int) -> Floats:
     """(C, C) directions in which each class is written as any other given class with equal probability."""
-    given = np.maximum(np.bincount(labels, minlength=classes) > 0, 1e-3)
-    others = (1 - np.eye(classes)) * given
+    others = (1 - np.eye(classes)) * np.maximum(np.bincount(labels, minlength=classes) > 0, 1e-3)
     return others / np.maximum(others.sum(1, keepdims=True), SMALLEST)
 
 
@@ -408,12 +347,6 @@ def _rates(directions: Floats, share: float) -> Floats:
     """(C, C) how often class t is written as j, if this share of all labels is wrong; at most `MAX_WRONG` of a class."""
     rates = share * directions
     return rates * np.minimum(1, MAX_WRONG / np.maximum(rates.sum(1, keepdims=True), SMALLEST))
-
-
-def _profile(log_q: Floats, labels: Ints, directions: Floats, run: Execution) -> tuple[Floats, Floats]:
-    """The log likelihood of each share with its best sharpness, and that sharpness."""
-    table = _summed(run, _likelihoods, log_q, labels, directions)
-    return table.max(0), SHARPNESS[table.argmax(0)]
 
 
 def _summed(run: Execution, term: Callable[..., Floats], log_q: Floats, *args: Any) -> Floats:
@@ -454,17 +387,12 @@ def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -
     return table
 
 
-def _directions(
-    log_q: Floats, labels: Ints, directions: Floats, share: float, sharpness: float, run: Execution
-) -> Floats:
-    """Directions from the expected number of errors by true and given class; their mean row sums to one."""
+def _directions(log_q: Floats, labels: Ints, former: Floats, share: float, sharpness: float, run: Execution) -> Floats:
+    """Directions from the expected errors by true and given class under the former ones; their mean row sums to one."""
     classes = log_q.shape[1]
-    rates = _rates(directions, share)
-    counts = _summed(run, _expected, log_q, labels, rates, sharpness)
-    rows = np.maximum(counts[:, classes:], SMALLEST)
-    d = (
-        counts[:, :classes] * (1 - np.eye(classes)) + 2 * _uniform_directions(labels, classes) * rows / rows.mean()
-    ) / rows
+    counts = _summed(run, _expected, log_q, labels, _rates(former, share), sharpness)
+    errors, rows = counts[:, :classes] * (1 - np.eye(classes)), np.maximum(counts[:, classes:], SMALLEST)
+    d = (errors + 2 * _uniform_directions(labels, classes) * rows / rows.mean()) / rows
     return d * rows.sum() / (d.sum(1) * rows[:, 0]).sum()
 
 
@@ -498,15 +426,6 @@ def _by_class(values: NDArray[np.floating]) -> Floats:
     return np.asarray(values, np.float64, order="F")
 
 
-EXISTS = 0.5
-"""The prior probability that a class with a single row exists."""
-
-NOTE = (
-    "A label that occurs once cannot be contradicted by others. Such rows are listed with the likeliest other class, and flagged only if "
-    "that has nearly the same name: {}."
-)
-
-
 def judge_lone(
     log_q: Floats, labels: Ints, classes: Sequence[str], learned: Ints, sharpness: float
 ) -> tuple[Floats, Ints]:
@@ -514,16 +433,10 @@ def judge_lone(
 
     Args:
         log_q: (N, C) pooled log probabilities.
-        labels: (N,) the class of the row.
+        labels: (N,) the class of each row.
         classes: (C,) their names.
         learned: the classes with more rows.
         sharpness: of the noise model.
-
-    >>> log_q, names = np.log([[0.9, 0.1, 1e-9, 1e-9]] * 2), ["billing", "shipping", "biling", "thanks"]
-    >>> from scipy.special import expit
-    >>> odds, suggested = judge_lone(log_q, np.array([2, 3]), names, np.array([0, 1]), 1.0)
-    >>> expit(odds).round(2), suggested
-    (array([0.95, 0.45]), array([0, 0]))
     """
     u = sharpness * log_q[:, learned]
     q = np.exp(u - u.max(1, keepdims=True))

@@ -6,16 +6,18 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from compensate.auditing.api import audit_probabilities
 from compensate.auditing.chunks import open_chunks
-from compensate.auditing.decisions import Correction, RowPlaces, run_decisions
-from compensate.auditing.digests import digest_file
+from compensate.auditing.content import digest_file
+from compensate.auditing.decisions import Correction, find_rows, run_decisions
 from compensate.auditing.features import unused_encoder
 from compensate.auditing.issues import find_issues
 from compensate.auditing.result import Audit
@@ -25,9 +27,6 @@ from compensate.data import UnclearLabel, load, read_labels
 from compensate.data.dataset import Dataset, Source
 from compensate.errors import InputError
 from compensate.files import check_writable, is_address, read_array
-
-TRAINING = ("model", "finetune", "crossfit", "epochs", "batch_size", "lr")
-"""Fields of a request that only apply to the training of a network."""
 
 STORED_TYPES: dict[str, tuple[type, ...]] = {
     "data": (str, type(None)), "labels": (str, type(None)), "features": (str, type(None)), "probs": (str, type(None)),
@@ -40,22 +39,14 @@ STORED_TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AuditRequest:
-    """The data to audit and the settings; a run stores it, and an audit that follows the run starts from it.
-
-    Attributes:
-        data, labels, features, probs, test: files, folders or patterns.
-        data_dir: of named data sets.
-        options: of the reader, as for `compensate.audit`.
-        encoder, model, finetune, crossfit, epochs, batch_size, lr, precision, seed, memory, backend: as for `compensate.audit`.
-        only: "labels" leaves out duplicates, outliers and other issues.
-    """
+    """The data to audit and the settings, as for `compensate.audit`; a run stores it, and an audit that follows the run starts from it."""
 
     data: str | None = None
     labels: Path | None = None
     features: Path | None = None
     probs: Path | None = None
-    data_dir: Path | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    data_dir: Path | None = None  # of named data sets
+    options: dict[str, Any] = field(default_factory=dict)  # of the reader
     encoder: str = "auto"
     model: str | None = None
     finetune: bool = False
@@ -65,56 +56,35 @@ class AuditRequest:
     lr: float | None = None
     precision: str = "no"
     seed: int | None = None
-    only: str | None = None
+    only: str | None = None  # "labels" leaves out duplicates, outliers and other issues
     test: str | None = None
     memory: str | None = None
     backend: str = "local"
 
     def with_defaults(self, stored: Mapping[str, Any]) -> AuditRequest:
         """This request, with the settings of a stored one where it has none."""
-        files: dict[str, Any] = {
-            name: getattr(self, name) or (stored[name] and Path(stored[name]))
-            for name in ("labels", "features", "data_dir")
-        }
-        others: dict[str, Any] = {n: getattr(self, n) or stored.get(n) for n in ("only", "test", "memory", *TRAINING)}
-        return replace(
-            self,
-            data=self.data or stored["data"],
-            **files,
-            options={**stored["options"], **self.options},
-            encoder=stored["encoder"] if self.encoder == "auto" else self.encoder,
-            precision=stored["precision"] if self.precision == "no" else self.precision,
-            **others,
-            seed=stored["seed"] if self.seed is None else self.seed,
-            backend=self.backend if self.backend != "local" else stored.get("backend", "local"),
-        )
+        kept = {name: value for name, value in stored.items() if name in AuditRequest.__dataclass_fields__}
+        kept |= {name: kept[name] and Path(kept[name]) for name in ("labels", "features", "data_dir")}
+        empty = AuditRequest()
+        given = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(empty, f.name)}
+        return replace(empty, **{**kept, "probs": None, **given, "options": {**stored["options"], **self.options}})
 
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of `compensate.audit`."""
-        names = ("encoder", *TRAINING, "precision", "memory", "backend")
-        return {name: getattr(self, name) for name in names} | {"seed": self.seed or 0}
+        others = ("data", "labels", "features", "probs", "data_dir", "options", "only", "test")
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
+        return settings | {"seed": self.seed or 0}
 
     @property
     def in_chunks(self) -> bool:
         """Whether the data are read in chunks."""
         return self.memory is not None or self.backend != "local" or is_address(self.data)
 
-    @property
-    def trains(self) -> bool:
-        """Whether a network is trained."""
-        return self.model is not None or self.finetune
-
     def stored(self) -> dict[str, Any]:
         """The request as a run stores it."""
-        files = {name: getattr(self, name) for name in ("data", "labels", "features", "probs", "data_dir")}
-        return {
-            **{name: file and str(file) for name, file in files.items()},
-            "options": self.options,
-            **self.settings,
-            "only": self.only,
-            "test": self.test,
-        }
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | self.settings
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,9 +101,8 @@ class ReviewedRun:
         """Loads a run; refuses one without decisions or without a stored request."""
         audit = Audit.load(run / "audit")
         request = audit.provenance.asked
-        if not isinstance(request, dict) or not all(
-            name in request and isinstance(request[name], types) for name, types in STORED_TYPES.items()
-        ):
+        types = STORED_TYPES.items()
+        if not isinstance(request, dict) or not all(n in request and isinstance(request[n], kind) for n, kind in types):
             raise InputError(
                 f"{run} does not say how it was made; expected a run that `compensate audit` wrote. Audit again."
             )
@@ -146,33 +115,20 @@ class ReviewedRun:
             raise InputError(f"nothing was decided in {run}; review it first: compensate review {run}.")
         return cls(run, audit, request, decisions)
 
-    def check(self, data: Dataset) -> None:
-        """Refuses data that contain none of the decided rows."""
-        places = RowPlaces(data)
-        if all(places.find(decision) is None for decision in self.decisions):
-            here = data.source.title
-            raise InputError(
-                f"the decisions in {self.folder} are about {self.audit.title}, and none of their rows is in {here}; give the run "
-                f"of a review of {here}, or leave {here} out to audit {self.audit.title} again."
-            )
-
     def compare(self, new: Audit) -> Audit:
         """The new audit, with the suspects that are new and the rows that are suspect no longer."""
         decided = new.provenance.decided or {"rows": [], "corrected": 0, "confirmed": 0}
         rows, before = np.flatnonzero(self.audit.mask), self.audit
         if before.source_digest == new.source_digest or new.row_digests is None or before.row_digests is None:
-            there = {int(i) for i in before.index[rows]}
+            there = set(before.index[rows].tolist())
         else:
             flagged = before.row_digests[rows]
-            there = {int(i) for i in new.index[np.isin(new.row_digests, flagged[flagged > 0])]}
-        here, known = {int(i) for i in new.index[new.mask]}, {int(i) for i in new.index}
+            there = set(new.index[np.isin(new.row_digests, flagged[flagged > 0])].tolist())
+        here, known = set(new.index[new.mask].tolist()), set(new.index.tolist())
         since = {
-            "run": self.folder.name,
-            "corrected": decided["corrected"],
-            "confirmed": decided["confirmed"],
-            "new": sorted(here - there),
-            "gone": sorted((there & known) - here - set(decided["rows"])),
-        }
+            "run": self.folder.name, "corrected": decided["corrected"], "confirmed": decided["confirmed"],
+            "new": sorted(here - there), "gone": sorted((there & known) - here - set(decided["rows"])),
+        }  # fmt: skip
         return replace(new, provenance=replace(new.provenance, decided=None, since=since))
 
 
@@ -185,18 +141,13 @@ def run_audit(
     ask_label: Callable[[UnclearLabel], str] | None = None,
     ask_merge: Callable[[Dataset], bool] | None = None,
 ) -> tuple[Audit, Path]:
-    """Audits data and writes the run folder.
+    """Audits data and writes the run folder, by default one whose name contains a digest of the request and the data.
 
     Args:
-        request: the data and the settings.
         judge: called with the data and the arguments of `compensate.audit`.
         reviewed: an earlier run whose decisions are used.
-        out: the run folder; by default its name contains a digest of the request and the data.
         ask_label: chooses the label column if it is unclear.
         ask_merge: decides whether classes whose names differ only in spelling are merged.
-
-    Returns:
-        The audit and the run folder.
     """
     if request.data is None and request.probs is None:
         raise InputError("no data is given; write for example: compensate audit reviews.csv.")
@@ -207,17 +158,34 @@ def run_audit(
         warnings.simplefilter("always")
         data = _read(request, ask_label, ask_merge)
         if reviewed is not None and data is not None and data.parts is None:
-            reviewed.check(data)
-        source = Source() if data is None else data.source
-        name = _run_name(source if data is not None else None, request, decisions)
+            here = data.source.title
+            if all(row is None for row in find_rows(data, reviewed.decisions)):
+                raise InputError(
+                    f"the decisions in {reviewed.folder} are about {reviewed.audit.title}, and none of their rows is in {here}; give "
+                    f"the run of a review of {here}, or leave {here} out to audit {reviewed.audit.title} again."
+                )
+        files = (request.labels, request.features, request.probs)
+        first = next((file.name for file in files if file is not None), "data")
+        source = Source(title=first) if data is None else data.source
+        path = source.path if not source.path or is_address(source.path) else str(Path(source.path).absolute())
+        named = [digest_file(f) if f and f.is_file() else f for f in files]
+        given = {"data": path, "digest": source.digest, "files": named}
+        given["data_dir"] = request.data_dir and request.data_dir.absolute()
+        name = run_name(source.title, {**request.options, **request.settings, **decisions, **given})
         folder = out or runs / name
         check_run_folder(folder, source.digest)
         # Checkpoints and finished stages are kept next to the run folder until the run is written. The same request finds
         # them again; those of another request are left alone.
         stages = folder.with_name(f".{folder.name}.{name.rpartition('-')[2]}.training")
-        keeps_stages = request.trains or request.in_chunks
+        keeps_stages = request.model is not None or request.finetune or request.in_chunks
         if request.probs is not None:
-            audit = _audit_probabilities(data, request)
+            p, title = read_array(request.probs), source.title
+            if request.labels is not None:
+                cells = read_labels(request.labels, request.options.get("labels_key")).cells
+                audit = audit_probabilities(p, cells, title=title)
+            else:
+                audit = audit_probabilities(p, data.target, classes=list(data.classes), title=title, data=data)
+            audit = replace(audit, notes=(*audit.notes, *unused_encoder(request.encoder, "probabilities")))
         else:
             audit = judge(data, run_folder=stages if keeps_stages else None, **request.settings, **decisions)
             # Issues concern whole samples, and all samples have to be in memory.
@@ -227,17 +195,10 @@ def run_audit(
     if not is_main_process():
         return audit, folder
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
-    audit = replace(
-        audit,
-        notes=tuple(dict.fromkeys([*audit.notes, *notes])),
-        provenance=replace(audit.provenance, asked=request.stored()),
-    )
+    provenance = replace(audit.provenance, asked=request.stored())
+    audit = replace(audit, notes=tuple(dict.fromkeys([*audit.notes, *notes])), provenance=provenance)
     if reviewed is None:
-
-        def move_partitions(new: Path) -> None:
-            shutil.move(stages / "suspects", new / "suspects")
-
-        write_run(audit, folder, more=move_partitions if audit.listed is not None else None)
+        write_run(audit, folder, more=None if audit.listed is None else partial(shutil.move, stages / "suspects"))
     else:
         audit = reviewed.compare(audit)
         write_run(audit, folder, [d for d in reviewed.decisions if d.source == audit.source_digest])
@@ -254,7 +215,7 @@ def is_main_process() -> bool:
 def reopen(folder: str | Path) -> Audit:
     """The audit of a run folder with its samples, if the data are still at their place; changed data are refused."""
     folder = Path(folder)
-    audit = Audit.load(folder / "audit" if (folder / "audit").is_dir() else folder)
+    audit = Audit.load(folder)
     named = {"label": audit.source.label, "text": audit.source.text}
     request = audit.provenance.asked or {
         "data": audit.source.path,
@@ -269,14 +230,11 @@ def reopen(folder: str | Path) -> Audit:
         raise InputError(f"{path} has changed since it was audited ({folder}); audit it again.")
     if audit.addresses:  # the index counts labels, not rows
         return replace(audit, data=data)
-    place = {int(row): k for k, row in enumerate(data.index)}
-    return replace(audit, data=data.subset(np.array([place[int(row)] for row in audit.index])))
+    return replace(audit, data=data.subset(pd.Index(data.index).get_indexer(pd.Index(audit.index))))
 
 
 def _read(
-    request: AuditRequest,
-    ask_label: Callable[[UnclearLabel], str] | None,
-    ask_merge: Callable[[Dataset], bool] | None,
+    request: AuditRequest, ask_label: Callable[[UnclearLabel], str] | None, ask_merge: Callable[[Dataset], bool] | None
 ) -> Any:
     """The data, whole or in chunks; None for probabilities with a label file."""
     path, labels, features, options = request.data, request.labels, request.features, dict(request.options)
@@ -307,30 +265,3 @@ def _read(
     if "label" in options:
         data = replace(data, source=replace(data.source, label_given=True))
     return data
-
-
-def _run_name(source: Source | None, request: AuditRequest, decisions: dict[str, Any]) -> str:
-    """The name of the run folder; different data, files, options or decisions give different names."""
-    files = (request.labels, request.features, request.probs)
-    path = "" if source is None else source.path
-    given = {
-        "data": path if not path or is_address(path) else str(Path(path).absolute()),
-        "digest": "" if source is None else source.digest,
-        "files": [digest_file(f) if f and f.is_file() else f for f in files],
-    }
-    title = source.title if source is not None else next((file.name for file in files if file is not None), "data")
-    folder = request.data_dir and request.data_dir.absolute()
-    return run_name(title, {**request.options, **request.settings, "data_dir": folder, **decisions, **given})
-
-
-def _audit_probabilities(data: Dataset | None, request: AuditRequest) -> Audit:
-    assert request.probs is not None
-    probabilities = read_array(request.probs)
-    if data is None:
-        assert request.labels is not None
-        cells = read_labels(request.labels, request.options.get("labels_key")).cells
-        audit = audit_probabilities(probabilities, cells, title=request.labels.name)
-    else:
-        classes = list(data.classes)
-        audit = audit_probabilities(probabilities, data.target, classes=classes, title=data.source.title, data=data)
-    return replace(audit, notes=(*audit.notes, *unused_encoder(request.encoder, "probabilities")))

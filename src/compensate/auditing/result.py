@@ -2,64 +2,36 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.auditing import exchange, store
-from compensate.auditing.apply import apply_corrections
-from compensate.auditing.content import sample_cells
+from compensate.auditing import check, exchange, store
+from compensate.auditing.content import digest_text, sample_cells
 from compensate.auditing.decisions import Applied, Correction, changes, check_source, read_corrections
-from compensate.auditing.digests import digest_text
 from compensate.auditing.findings import SAMPLE_KINDS, Findings
-from compensate.auditing.labels.base import LabelKind
-from compensate.auditing.labels.classes import Classes
-from compensate.auditing.write_back import guard
-from compensate.data.dataset import Dataset, Ints, Singles, Source
+from compensate.auditing.issues import find_issues, with_ids
+from compensate.auditing.judge import Judge
+from compensate.auditing.labels import kind_of
+from compensate.auditing.labels.base import Classes, LabelKind, Reading
+from compensate.auditing.page import audit_html, page_of, write_page
+from compensate.auditing.write_back import write_csv
+from compensate.data.dataset import Dataset, Ints, Source
 from compensate.errors import InputError
-from compensate.files import write_atomically
-
-if TYPE_CHECKING:
-    from compensate.auditing.judge import Judge
 
 FLAGGED = 2 / 3
 """A label is flagged where an error is twice as likely as not."""
 
-LIKELY = 0.5
-"""The probability above which a label is more likely wrong than right."""
-
-WRITTEN = 20_000
-"""Rows of a table that are converted to text at once."""
-
-
-@dataclass(frozen=True, eq=False)
-class ListedRows:
-    """The rows of chunked data that are shown and saved: the most suspect ones, and some certain ones.
-
-    Attributes:
-        rows: (L,) their positions in the audit, ascending.
-        data, probabilities, vectors, row_digests, ids: as in `Audit`, of these rows.
-    """
-
-    rows: Ints
-    data: Dataset
-    probabilities: Singles
-    vectors: Any
-    row_digests: NDArray[np.uint64] | None = None
-    ids: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Audit(Findings):
-    """Findings about the labels of a source; see `compensate.auditing.findings.Findings` for its arrays.
+    """Findings about the labels of a source; its arrays are described in `compensate.auditing.findings.Findings`.
 
     Attributes:
         kind: image, text, table, embedding or regression.
@@ -67,15 +39,14 @@ class Audit(Findings):
         label_kind: the kind of the labels; see `compensate.auditing.labels`.
         row_digests: (N,) of the rows without their labels, if the source has any.
         found_issues: other problems of the data, if they were searched for; see `issues`.
-        listed: for data that were read in chunks, the rows with their samples that are shown and saved; see `shown`.
     """
 
+    threshold: ClassVar[float] = FLAGGED  # the probability of error from which on labels are flagged
     kind: str
     source: Source
     label_kind: type[LabelKind] = Classes
     row_digests: NDArray[np.uint64] | None = None
     found_issues: pd.DataFrame | None = None
-    listed: ListedRows | None = None
 
     def __post_init__(self) -> None:
         if self.row_digests is None and not self.addresses and self.source.row_digests is not None:
@@ -88,7 +59,7 @@ class Audit(Findings):
 
     @property
     def source_digest(self) -> str:
-        """The digest of the audited file or folder; see `compensate.auditing.digests`."""
+        """The digest of the audited file or folder."""
         return self.source.digest
 
     @property
@@ -106,22 +77,12 @@ class Audit(Findings):
             f"{int(self.mask.sum()):,} flagged at {self.expected_precision:.2f} expected precision"
         )
 
-    def _repr_html_(self) -> str:
-        from compensate.auditing.page import audit_html
-
-        return audit_html(self)
-
-    # --- findings ---------------------------------------------------------------------------------------------
+    _repr_html_ = audit_html
 
     @property
     def regression(self) -> bool:
         """Whether the labels are quantities."""
         return not self.classes
-
-    @property
-    def threshold(self) -> float:
-        """The probability of error from which on labels are flagged."""
-        return FLAGGED
 
     @property
     def mask(self) -> NDArray[np.bool_]:
@@ -140,14 +101,11 @@ class Audit(Findings):
 
     def position(self, labels: Any) -> Any:
         """The positions in `data` of the samples that these labels belong to."""
-        return labels if not self.addresses else self._positions[labels]
+        return self._positions[labels] if self.addresses else labels
 
     @cached_property
     def _positions(self) -> Ints:
-        if self.data is None:
-            return self.rows
-        places = {row: place for place, row in enumerate(self.data.index.tolist())}
-        return np.array([places[row] for row in self.rows.tolist()], np.int64)
+        return self.rows if self.data is None else pd.Index(self.data.index).get_indexer(pd.Index(self.rows))
 
     def part(self, label: int) -> str:
         """The address of a label as corrections carry it; empty where rows have one label."""
@@ -191,8 +149,6 @@ class Audit(Findings):
         Rows are named by ``index`` and, if the source has any, by the file or ``id``. The search runs on first access. With a test set, call
         ``compensate.auditing.issues.find_issues(audit, test)``.
         """
-        from compensate.auditing.issues import find_issues, with_ids
-
         return with_ids(find_issues(self) if self.found_issues is None else self.found_issues, self)
 
     @property
@@ -220,52 +176,24 @@ class Audit(Findings):
     @cached_property
     def scorer(self) -> Judge | None:
         """The fitted model, if there is one."""
-        if isinstance(self.fitted, Path):
-            from compensate.auditing.judge import Judge
+        return Judge.load(self.fitted) if isinstance(self.fitted, Path) else self.fitted
 
-            return Judge.load(self.fitted)
-        return self.fitted
-
-    def score(self, new: Any, labels: Any = None, **options: Any) -> pd.DataFrame:
-        """Scores the labels of new rows with the fitted model of this audit; nothing is trained.
-
-        Args:
-            new: data as `audit` takes it, of the kind that was audited: a data frame or file with the same columns, texts, features or images.
-            labels: (N,) class names or numbers, if the new data does not hold them.
-            options: of the reader, as for `audit`.
-
-        Returns:
-            In the order of the rows: index, given, suggested, score, p_error, flagged. Rows without a label have a suggestion but no
-            probability; a label outside the classes has the probability 1.
-        """
-        from compensate.auditing.check import score
-
-        return score(self, new, labels, options)
+    score = check.score
+    """Scores the labels of new rows with the fitted model of this audit; see `compensate.auditing.check.score`."""
 
     @cached_property
     def shown(self) -> Audit:
         """The audit that is shown and saved: this one, or its listed rows."""
         if self.listed is None:
             return self
-        listed, rows = self.listed, self.listed.rows
-        return replace(
-            self,
-            listed=None,
-            **{name: getattr(self, name)[rows] for name in ("index", "given", "suggested", "log_odds", "p_error")},
-            evidence={name: values[rows] for name, values in self.evidence.items()},
-            **{name: getattr(listed, name) for name in ("data", "probabilities", "vectors", "row_digests", "ids")},
-            provenance=replace(self.provenance, rows=len(self), flagged=int(self.mask.sum())),
-        )
-
-    # --- decisions --------------------------------------------------------------------------------------------
+        provenance = replace(self.provenance, rows=len(self), flagged=int(self.mask.sum()))
+        return replace(self, listed=None, **self.listed, provenance=provenance)
 
     def report(self, path: str | Path, *, data: Dataset | None = None) -> Path:
         """Writes the review page; `data` shows the samples of an audit that was loaded from disk."""
-        from compensate.auditing.page import page_of, write_page
-
         return write_page(page_of(self if data is None else replace(self, data=data)), path)
 
-    def accepted(self, at_least: float = LIKELY) -> tuple[Correction, ...]:
+    def accepted(self, at_least: float = 0.5) -> tuple[Correction, ...]:
         """Corrections that accept every suggestion with at least this probability of error, without review."""
         if not 0 <= at_least <= 1:
             raise InputError(f"{at_least:g} is not a probability; give a number from 0 to 1, for example 0.9.")
@@ -304,16 +232,15 @@ class Audit(Findings):
         Returns:
             Labels of the audited rows in their order, class names or quantities; with `out`, a summary.
         """
-        decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
         if out is not None:
             if not self.source.path:
                 raise InputError(
                     "this audit is of arrays, not of a file, so there is no file to write; call `apply` without `out` and take "
                     "the labels it returns."
                 )
-            return apply_corrections(
-                self.source.path, decided, out, label=self.source.label, **self.reading, force=force, rematch=rematch
-            )
+            options: dict[str, Any] = {"label": self.source.label, **self.reading, "force": force, "rematch": rematch}
+            return apply_corrections(self.source.path, corrections, out, **options)
+        decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
         check_source(decided, self.source_digest, self.title)
         cells: list[Any] = [""] * (int(self.index.max(initial=-1)) + 1)
         for place, name in zip(self.index.tolist(), self.names(self.given), strict=True):
@@ -322,74 +249,27 @@ class Audit(Findings):
         labels: NDArray[Any] = np.array([new.get(i, cells[i]) for i in self.index.tolist()], dtype=object)
         return labels.astype(np.float64) if self.regression else labels
 
-    # --- other tools ------------------------------------------------------------------------------------------
-
-    def to_cleanlab(self) -> dict[str, Any]:
-        """`pred_probs` (N, C), `labels` (N,) and `issues`, a frame as cleanlab's Datalab has it for label issues.
-
-        The frame has is_label_issue, label_score (1 - p_error, smaller is worse), given_label and predicted_label, indexed by the row. The
-        probabilities are out of fold.
-        """
-        if self.regression or self.probabilities is None:
-            raise InputError("cleanlab's form needs class probabilities, which this audit has not kept.")
-        columns = {
-            "is_label_issue": self.mask,
-            "label_score": 1 - self.p_error,
-            "given_label": self.names(self.given),
-            "predicted_label": self.names(np.where(self.mask, self.suggested, self.given)),
-        }
-        issues = pd.DataFrame(columns, index=self.index)
-        return {"pred_probs": self.probabilities, "labels": self.given, "issues": issues}
-
-    def to_frame(self) -> pd.DataFrame:
-        """All audited rows in the order of the data: their own columns, then suggested, p_error and flagged."""
-        return exchange.frame(self)
-
-    def to_dataset(self) -> Any:
-        """As `to_frame`, a data set of Hugging Face's `datasets` with the names of the classes in its label columns."""
-        return exchange.dataset(self)
-
-    def to_label_studio(self, *, everything: bool = False, images: str | None = None) -> list[dict[str, Any]]:
-        """Tasks to import into Label Studio, most suspect first: the suggestion as a prediction, the given label as an annotation.
-
-        Args:
-            everything: all rows, not only the flagged ones.
-            images: where Label Studio finds the files of an image folder, such as ``/data/local-files/?d=pics``; by default images
-                are embedded.
-
-        The prediction score is 1 - p_error. `compensate.auditing.exchange.label_studio_config` makes the labeling interface, and
-        ``apply(export.json)`` reads the decisions.
-        """
-        return exchange.label_studio_tasks(self, everything=everything, images=images)
-
-    def to_argilla(self, *, everything: bool = False, images: str | None = None) -> list[dict[str, Any]]:
-        """Records for ``dataset.records.log`` of Argilla 2, most suspect first; arguments as for `to_label_studio`.
-
-        Argilla needs a mapping of suggestions: ``mapping={key: key for key in records[0] if key.startswith("label.")}``.
-        """
-        return exchange.argilla_records(self, everything=everything, images=images)
-
-    def to_fiftyone(self, *, everything: bool = True, images: str | None = None) -> list[dict[str, Any]]:
-        """Samples for ``fiftyone.Sample.from_dict``: ground_truth, suggested, mistakenness, and a tag for flagged samples.
-
-        Args:
-            everything: all images, or only the flagged ones.
-            images: the folder of the images, if it has moved.
-        """
-        return exchange.fiftyone_samples(self, everything=everything, images=images)
-
-    # --- files ------------------------------------------------------------------------------------------------
+    to_cleanlab = exchange.cleanlab_issues
+    """The probabilities, labels and label issues in the form of cleanlab; see `compensate.auditing.exchange.cleanlab_issues`."""
+    to_frame = exchange.frame
+    """All audited rows in the order of the data: their own columns, then suggested, p_error and flagged."""
+    to_dataset = exchange.dataset
+    """As `to_frame`, a data set of Hugging Face's `datasets` with the names of the classes in its label columns."""
+    to_label_studio = exchange.label_studio_tasks
+    """Tasks to import into Label Studio; see `compensate.auditing.exchange.label_studio_tasks`."""
+    to_argilla = exchange.argilla_records
+    """Records for ``dataset.records.log`` of Argilla 2; see `compensate.auditing.exchange.argilla_records`."""
+    to_fiftyone = exchange.fiftyone_samples
+    """Samples for ``fiftyone.Sample.from_dict``; see `compensate.auditing.exchange.fiftyone_samples`."""
 
     def write_suspects(self, path: str | Path) -> Path:
         """Writes `suspects` as CSV; text that a spreadsheet would evaluate is guarded.
 
         Flagged rows carry the content of their samples, if the data is available: the text, or the cells of the table.
         """
-        if self.listed is not None:
-            return self.shown.write_suspects(path)
-        frame = self.suspects
-        flagged = np.argsort(-self.log_odds, kind="stable")[: int(self.mask.sum())]
-        cells = sample_cells(self, flagged, set(frame.columns))
+        shown, frame = self.shown, self.shown.suspects
+        flagged = np.argsort(-shown.log_odds, kind="stable")[: int(shown.mask.sum())]
+        cells = sample_cells(shown, flagged, set(frame.columns))
         # Flagged rows come first; the others stay empty to keep the list smaller than the data.
         padded = {name: [*values, *[""] * (len(frame) - len(values))] for name, values in cells.items()}
         return write_csv(path, pd.concat([frame, pd.DataFrame(padded)], axis=1) if padded else frame)
@@ -398,10 +278,6 @@ class Audit(Findings):
         """Writes `issues` as CSV."""
         return write_csv(path, self.issues.astype({"index": object, "other": object}).where(self.issues.notna(), ""))
 
-    def write_predictions(self, path: str | Path) -> Path:
-        """Writes `predicted` as CSV."""
-        return write_csv(path, self.predicted)
-
     def save(self, path: str | Path) -> Path:
         """Writes the audit and its fitted model to a folder, nothing pickled. `load` reads it."""
         store.save_audit(self.shown, Path(path))
@@ -409,8 +285,53 @@ class Audit(Findings):
 
     @classmethod
     def load(cls, path: str | Path) -> Audit:
-        """Reads the files of `save`; they hold neither data nor model."""
-        return cls(**store.load_audit(Path(path)))
+        """Reads the files of `save`, or those in the folder of a run; they hold neither data nor model."""
+        whole = Path(path, "audit")
+        return cls(**store.load_audit(whole if whole.is_dir() else Path(path)))
+
+
+def apply_corrections(
+    data: str | Path,
+    corrections: str | Path | Iterable[Correction],
+    out: str | Path | None = None,
+    *,
+    label: str | None = None,
+    encoding: str = "utf-8",
+    delimiter: str | None = None,
+    force: bool = False,
+    rematch: bool = False,
+) -> Applied:
+    """Writes the data with the decided labels.
+
+    A corrected file differs from the original only in the changed labels. A folder of images gets a label file: its own with the changes, or
+    a new one with the columns file and label.
+
+    Args:
+        data: the audited file or folder.
+        corrections: the file exported by the review page, or the records of `read_corrections`.
+        out: the file to write, or the folder for several Parquet files, masks and a saved data set; by default ``name.fixed.csv``.
+        label, encoding, delimiter: of the file, if they were given for the audit.
+        force: overwrite an existing file.
+        rematch: the file differs from the audited one: find each row by its content.
+    """
+    data = Path(data)
+    decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
+    kinds = {kind_of(c.part) for c in decided} or {kind_of("")}
+    if len(kinds) > 1:
+        raise InputError("these corrections are about more than one form of labels; apply one audit at a time.")
+    kind = kinds.pop()
+    for c in decided if kind.form else ():
+        kind.parse(c.part)  # refuses a malformed address before any file is read
+    if rematch and kind.form:
+        raise InputError(
+            "parts of a sample cannot be found by content; apply the corrections to the file that was audited, without "
+            "rematch (--rematch)."
+        )
+    out = kind.fixed_name(data) if out is None else Path(out)
+    kind.check_output(data, out, force)
+    checked = not rematch and check_source(decided, kind.digest(data), str(data))
+    done = kind.write_back(data, decided, out, Reading(label, encoding, delimiter), rematch=rematch)
+    return replace(done, checked=checked)
 
 
 def build_audit(
@@ -418,16 +339,9 @@ def build_audit(
 ) -> Audit:
     """Builds an audit from findings.
 
-    If the labels are predicted no better than by chance, no probability of error exceeds 1/2 and a note says so.
-
-    Args:
-        source: where the data came from.
-        findings: of a judge; an audit of classes gets the kind of the labels.
-        label_kind: the kind of the labels.
-        kind: as in `Audit`; by default it follows the labels and the samples.
+    If the labels are predicted no better than by chance, no probability of error exceeds 1/2 and a note says so. By default, the `kind`
+    follows the labels and the samples.
     """
-    if isinstance(findings, Audit):
-        return replace(findings, label_kind=label_kind)
     fields: dict[str, Any] = {**vars(findings), "notes": (*source.notes, *findings.notes)}
     if findings.provenance.by_chance:
         fields["p_error"] = np.minimum(findings.p_error, 0.5)
@@ -454,29 +368,3 @@ def by_chance_note(labels: str, source: Source) -> str:
         f'The {labels} in "{source.label}" cannot be predicted from {by} better than by chance, so none is flagged. '
         f"If another column holds the {labels}: --label NAME{f' ({over})' if over else ''}."
     )
-
-
-def write_csv(path: str | Path, frame: pd.DataFrame) -> Path:
-    """Writes a table as CSV; text that a spreadsheet would evaluate is guarded."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([guard(str(name)) for name in frame.columns])
-    # Columns are converted in blocks of rows: quicker than cell by cell, and without all cells in memory as texts.
-    for first in range(0, len(frame), WRITTEN):
-        part = frame.iloc[first : first + WRITTEN]
-        writer.writerows(zip(*(_texts(part.iloc[:, j]) for j in range(part.shape[1])), strict=True))
-    write_atomically(path, text.getvalue().encode("utf-8", "surrogatepass"))
-    return Path(path)
-
-
-def _texts(column: pd.Series[Any]) -> list[str]:
-    values, kind = column.tolist(), column.dtype.kind
-    if kind == "b":
-        return ["true" if value else "false" for value in values]
-    if kind == "f":
-        return [f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}" for value in values]
-    texts = [str(value) for value in values]
-    if kind in "iu":
-        return texts
-    guarded = {text: guard(text) for text in set(texts)}  # most columns have few distinct cells
-    return [guarded[text] for text in texts]

@@ -46,11 +46,7 @@ class Refused(Exception):
 
 
 class Review:
-    """A run under review: its page, the rows on it, and its journal.
-
-    Args:
-        folder: of the run.
-    """
+    """A run under review: its page, the rows on it, and its journal."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,10 +54,8 @@ class Review:
         found = read_payload(self.page)
         self.key, self.source, self.labels = found["key"], found["source"], found["labels"]
         self.classes = {self.labels[number] for number in found["classes"]}
-        items = found["items"]
-        self.rows = {row: place for place, row in enumerate(items["index"])}
-        self.given, self.suggested = items["given"], items["suggested"]
-        self.digests, self.parts = items["digest"], items["part"]
+        self.items = found["items"]
+        self.rows = {row: place for place, row in enumerate(self.items["index"])}
         self.journal = Journal(folder)
 
     def events(self, body: Any) -> list[Event]:
@@ -78,7 +72,8 @@ class Review:
     def _correction(self, row: Any, decision: Any, label: Any) -> Correction:
         """The correction that the page would export."""
         place = self.rows[_whole(row)]
-        given, suggested = self.labels[self.given[place]], self.labels[self.suggested[place]]
+        given, suggested = (self.labels[self.items[name][place]] for name in ("given", "suggested"))
+        digest, part = (self.items[name][place] for name in ("digest", "part"))
         if decision == "other":
             fits = isinstance(label, str) and len(label) <= MAX_LABEL_LENGTH
             if not fits or not (label in self.classes if self.classes else is_number(label)):
@@ -87,7 +82,7 @@ class Review:
             raise ValueError("unknown decision")
         else:
             label = {"accept": suggested, "reject": given}.get(decision, "")
-        return Correction(_whole(row), given, decision, label, self.digests[place], self.source, self.parts[place])
+        return Correction(_whole(row), given, decision, label, digest, self.source, part)
 
     def since(self, version: int) -> dict[str, Any]:
         """The decisions after a version, for the page."""
@@ -104,7 +99,7 @@ class ReviewServer(ThreadingHTTPServer):
 
     Args:
         review: the first run.
-        port: the port; by default one that is derived from the folder, by which an open page finds a restarted server, or any free one.
+        port: by default one that is derived from the path of the folder, by which an open page finds a restarted server, or any free one.
         idle: seconds without a request for a page or a decision after which the server ends; None for never.
         again: audits a run again with its decisions; None if that is not possible.
         token: of the address; random by default.
@@ -122,20 +117,17 @@ class ReviewServer(ThreadingHTTPServer):
         again: Again | None = None,
         token: str | None = None,
     ) -> None:
-        ports = [port] if port is not None else [folder_port(review.folder), 0]
-        for last, one in enumerate(ports, 1 - len(ports)):
-            try:
-                super().__init__((HOST, one), _Handler)
-                break
-            except OSError as error:
-                if not last:
-                    raise InputError(
-                        f"port {one} cannot be listened on ({error.strerror or error}). Choose another with --port, or leave it out."
-                    ) from error
+        try:
+            super().__init__((HOST, folder_port(review.folder) if port is None else port), _Handler)
+        except OSError as error:
+            if port is not None:
+                raise InputError(
+                    f"port {port} cannot be listened on ({error.strerror or error}). Choose another with --port, or leave it out."
+                ) from error
+            super().__init__((HOST, 0), _Handler)
         self.reviews = {review.key: review}
         self.newest = review.key
-        self.token = token or secrets.token_urlsafe(24)
-        self.idle, self.again = idle, again
+        self.token, self.idle, self.again = token or secrets.token_urlsafe(24), idle, again
         self.audit: dict[str, Any] = {"state": "ready" if again is not None else "none"}
         self.used = self.merged = time.monotonic()
         self._starting = threading.Lock()
@@ -164,41 +156,38 @@ class ReviewServer(ThreadingHTTPServer):
 
     def start_again(self, review: Review) -> None:
         """Audits a run again in the background."""
+        again = self.again
         with self._starting:
-            if self.again is None:
+            if again is None:
                 raise Refused(HTTPStatus.NOT_FOUND, "this server does not audit")
             if self.audit["state"] == "running":
                 raise Refused(HTTPStatus.CONFLICT, "an audit is running already")
             self.audit = {"state": "running", "said": "starting", "of": review.key}
-        threading.Thread(target=self._audit, args=(review, self.again), daemon=True).start()
 
-    def _audit(self, review: Review, again: Again) -> None:
         def report(text: str) -> None:
             self.audit = {**self.audit, "said": text}
 
-        try:
-            review.journal.merge()
-            found = Review(again(review.folder, report))
-            self.reviews[found.key] = found
-            self.newest = found.key
-            self.audit = {"state": "done", "of": review.key, "key": found.key}
-        except Exception as error:  # shown on the page
-            self.audit = {"state": "failed", "said": str(error)[:1000], "of": review.key}
-        self.used = time.monotonic()
+        def run() -> None:
+            try:
+                review.journal.merge()
+                found = Review(again(review.folder, report))
+                self.reviews[found.key] = found
+                self.newest = found.key
+                self.audit = {"state": "done", "of": review.key, "key": found.key}
+            except Exception as error:  # shown on the page
+                self.audit = {"state": "failed", "said": str(error)[:1000], "of": review.key}
+            self.used = time.monotonic()
+
+        threading.Thread(target=run, daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignores browsers that disconnect."""
 
 
 def folder_port(folder: Path) -> int:
-    """A port that is derived from the path of a folder.
-
-    >>> folder_port(Path("a")) == folder_port(Path("a")) >= 49152
-    True
-    """
+    """A port that is derived from the path of a folder."""
     digest = hashlib.sha256(str(folder.absolute()).encode("utf-8", "surrogatepass")).digest()
-    first, number = PORTS
-    return first + int.from_bytes(digest[:4], "big") % number
+    return PORTS[0] + int.from_bytes(digest[:4], "big") % PORTS[1]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -206,94 +195,80 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = WAIT
 
-    def do_GET(self) -> None:
-        self._answer(self._get)
-
-    def do_POST(self) -> None:
-        self._answer(self._post)
-
     def log_message(self, *_: Any) -> None:
         """Logs nothing, as addresses hold the token."""
 
-    def _answer(self, act: Callable[[Review | None, str], tuple[HTTPStatus, str, bytes]]) -> None:
+    def do_GET(self) -> None:
         self.close_connection = True  # no thread waits for a closed tab
-        location = ""
+        status, location = HTTPStatus.OK, {}
         try:
-            path = _PATH.fullmatch(self.path.partition("?")[0])
-            self._check()
-            if path is None or not secrets.compare_digest(path[1], self.server.token):
-                raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here; the address must have its token")
-            if path[2] is None:
-                location = f"/{self.server.token}/{self.server.newest}/"
-                raise Refused(HTTPStatus.FOUND, "")
-            status, kind, content = act(self.server.reviews.get(path[2]), path[3] or "")
+            kind, content = self._reply()
         except Refused as refused:
             status, kind, content = refused.status, "text/plain; charset=utf-8", str(refused).encode()
+            if status is HTTPStatus.FOUND:
+                location, content = {"Location": str(refused)}, b""
         self.send_response(status)
         headers = {
             "Content-Type": kind, "Content-Length": str(len(content)), "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY",
             "Content-Security-Policy": "frame-ancestors 'none'", "Cross-Origin-Resource-Policy": "same-origin",
-            "Cross-Origin-Opener-Policy": "same-origin", **({"Location": location} if location else {}),
-            "Connection": "close",
+            "Cross-Origin-Opener-Policy": "same-origin", **location, "Connection": "close",
         }  # fmt: skip
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
-    def _check(self) -> None:
-        """Refuses requests of other sites, and requests under another host name."""
+    do_POST = do_GET
+
+    def _reply(self) -> tuple[str, bytes]:
+        """The type and the content of the answer; refuses requests of other sites or under another host name."""
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or hosts[0] not in (f"{HOST}:{self.server.port}", f"localhost:{self.server.port}"):
             raise Refused(HTTPStatus.FORBIDDEN, "this is not the host that was asked for")
         origins = self.headers.get_all("Origin") or []
-        if any(origin != f"http://{hosts[0]}" for origin in origins) or (self.command == "POST" and not origins):
+        foreign = any(origin != f"http://{hosts[0]}" for origin in origins) or (self.command == "POST" and not origins)
+        if foreign or self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
             raise Refused(HTTPStatus.FORBIDDEN, "the request comes from another site")
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
-            raise Refused(HTTPStatus.FORBIDDEN, "the request comes from another site")
-
-    def _get(self, review: Review | None, what: str) -> tuple[HTTPStatus, str, bytes]:
-        if review is None or what == "again":
+        address, _, query = self.path.partition("?")
+        path = _PATH.fullmatch(address)
+        if path is None or not secrets.compare_digest(path[1], self.server.token):
+            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here; the address must have its token")
+        if path[2] is None:
+            raise Refused(HTTPStatus.FOUND, f"/{self.server.token}/{self.server.newest}/")
+        review, what, posted = self.server.reviews.get(path[2]), path[3] or "", self.command == "POST"
+        if posted:
+            length = self.headers.get("Content-Length", "")
+            if "Transfer-Encoding" in self.headers or not re.fullmatch("[0-9]{1,12}", length, re.ASCII):
+                raise Refused(HTTPStatus.LENGTH_REQUIRED, "the length of the body is missing")
+            if int(length) > LARGEST_BODY:
+                raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {LARGEST_BODY:,} bytes")
+            if self.headers.get_content_type() != "application/json":
+                raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected application/json")
+            try:
+                body = json.loads(self.rfile.read(int(length)))
+            except (ValueError, RecursionError) as error:
+                raise Refused(HTTPStatus.BAD_REQUEST, "the body is not JSON") from error
+        if review is None or what == ("" if posted else "again"):
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
-        if not what:
+        if posted or not what:
             self.server.used = time.monotonic()
-            return HTTPStatus.OK, "text/html; charset=utf-8", review.page
-        after = re.fullmatch(r"after=([0-9]{1,12})", self.path.partition("?")[2], re.ASCII)
-        return _json({**review.since(int(after[1]) if after else 0), "audit": self.server.audit})
-
-    def _post(self, review: Review | None, what: str) -> tuple[HTTPStatus, str, bytes]:
-        body = self._body()
-        if review is None or not what:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
-        self.server.used = time.monotonic()
+        if not what:
+            return "text/html; charset=utf-8", review.page
         if what == "again":
             self.server.start_again(review)
-            return _json({"audit": self.server.audit})
-        events = review.events(body)
-        try:
-            return _json({"version": review.journal.record(events) if events else review.journal.version})
-        except InputError as error:  # for example a full disk
-            raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, str(error)) from error
-
-    def _body(self) -> Any:
-        length = self.headers.get("Content-Length", "")
-        if "Transfer-Encoding" in self.headers or not re.fullmatch("[0-9]{1,12}", length, re.ASCII):
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "the length of the body is missing")
-        if int(length) > LARGEST_BODY:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {LARGEST_BODY:,} bytes")
-        if self.headers.get_content_type() != "application/json":
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected application/json")
-        content = self.rfile.read(int(length))
-        try:
-            return json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, "the body is not JSON") from error
-
-
-def _json(value: Any) -> tuple[HTTPStatus, str, bytes]:
-    # A lone surrogate has no UTF-8; as an escape it survives.
-    return HTTPStatus.OK, "application/json", json.dumps(value, ensure_ascii=True).encode()
+            reply: dict[str, Any] = {"audit": self.server.audit}
+        elif posted:
+            events = review.events(body)
+            try:
+                reply = {"version": review.journal.record(events) if events else review.journal.version}
+            except InputError as error:  # for example a full disk
+                raise Refused(HTTPStatus.INSUFFICIENT_STORAGE, str(error)) from error
+        else:
+            after = re.fullmatch(r"after=([0-9]{1,12})", query, re.ASCII)
+            reply = {**review.since(int(after[1]) if after else 0), "audit": self.server.audit}
+        # A lone surrogate has no UTF-8; as an escape it survives.
+        return "application/json", json.dumps(reply, ensure_ascii=True).encode()
 
 
 def _whole(value: Any) -> int:

@@ -12,21 +12,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.class_names import merge_spellings
-from compensate.auditing.digests import digests_of
+from compensate.auditing.content import digests_of
 from compensate.auditing.features import kind_of
 from compensate.auditing.labels import KINDS, read_labels
 from compensate.data.arrays import from_arrays, not_finite, read_npz
 from compensate.data.dataset import OTHERS, Dataset, Source, Splits
 from compensate.data.folder import read_folder
-from compensate.data.hub import from_hub
 from compensate.data.label_files import override_labels
 from compensate.data.labels import encode_labels
-from compensate.data.load import LAYOUTS, NAMED, load
+from compensate.data.load import LAYOUTS, NAMED, from_hub, load
 from compensate.data.parquet import is_pattern
-from compensate.data.tables import read_table
+from compensate.data.tables import from_frame, read_table
 from compensate.errors import InputError, nearest
 
-READERS = (load, from_hub, read_folder, read_npz, read_table)
+READERS = (load, from_hub, read_folder, read_npz, read_table, from_frame)
 
 
 def check_options(options: Mapping[str, Any], arguments: Iterable[str] = ()) -> None:
@@ -69,14 +68,13 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     return found if features is None else with_features(found, features)
 
 
-def labeled(data: Dataset) -> Dataset:
-    """The data; an error if no row has a label."""
-    if not data.labeled.any():
+def labeled(data: Dataset) -> None:
+    """Refuses data with one label a row of which no row has a label."""
+    if data.parts is None and not data.labeled.any():
         raise InputError(
             "no row has a label; an audit compares labels with the samples. Give a label for each sample: labels=... "
             "(--labels y.npy on the command line)."
         )
-    return data
 
 
 def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
@@ -90,8 +88,19 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
     if isinstance(data, (Dataset, Splits)):
         part = _training(data) if isinstance(data, Splits) else data
         return part if labels is None else override_labels(part, labels, key)
-    if isinstance(data, (list, tuple, np.ndarray)) and _is_texts(data):
-        return _of_texts(data, labels)
+    maybe_texts = isinstance(data, (list, tuple)) or (isinstance(data, np.ndarray) and data.dtype.kind in "OUS")
+    if maybe_texts and len(data) and all(isinstance(item, str) for item in data[:50]):
+        if labels is None:
+            raise InputError("texts have no labels of their own; pass them too: audit(texts, y).")
+        if isinstance(labels, (str, Path)):
+            raise InputError("give the labels of a list of texts as a list, not as a file.")
+        x = np.array([str(text) for text in data], dtype=object)
+        cells = np.asarray(labels)
+        if cells.shape != (len(x),):
+            raise InputError(f"there are {len(x)} texts, and the labels have shape {cells.shape}; expected one each.")
+        if cells.dtype.kind == "f" and (np.mod(cells[np.isfinite(cells)], 1) != 0).any():
+            return Dataset(x, cells.astype(np.float64), (), source=Source(kind="text"))
+        return Dataset(x, *encode_labels(cells), raw=x, source=Source(kind="text"))
     if array is not None:
         if labels is None:
             raise InputError("an array has no labels of its own; pass them too: audit(x, y).")
@@ -126,43 +135,17 @@ def left_out(source: Source) -> tuple[str, str]:
 
 
 def _array(data: Any) -> NDArray[Any] | None:
-    if isinstance(data, np.ndarray):
-        return data
-    detach = getattr(data, "detach", None)
-    if detach is not None:
-        return np.asarray(detach().cpu())
-    return None
-
-
-def _is_texts(data: Any) -> bool:
-    if isinstance(data, np.ndarray) and data.dtype.kind not in "OUS":
-        return False
-    return len(data) > 0 and all(isinstance(item, str) for item in list(data)[:50])
-
-
-def _of_texts(texts: Any, labels: Any) -> Dataset:
-    if labels is None:
-        raise InputError("texts have no labels of their own; pass them too: audit(texts, y).")
-    if isinstance(labels, (str, Path)):
-        raise InputError("give the labels of a list of texts as a list, not as a file.")
-    x = np.array([str(text) for text in texts], dtype=object)
-    cells = np.asarray(labels)
-    if cells.shape != (len(x),):
-        raise InputError(f"there are {len(x)} texts, and the labels have shape {cells.shape}; expected one each.")
-    if cells.dtype.kind == "f" and (np.mod(cells[np.isfinite(cells)], 1) != 0).any():
-        return Dataset(x, cells.astype(np.float64), (), source=Source(kind="text"))
-    target, classes = encode_labels(cells)
-    return Dataset(x, target, classes, raw=x, source=Source(kind="text"))
+    """An array or a tensor as an array."""
+    if hasattr(data, "detach"):
+        return np.asarray(data.detach().cpu())
+    return data if isinstance(data, np.ndarray) else None
 
 
 def with_features(data: Dataset, features: ArrayLike | str | Path) -> Dataset:
     """The same rows with embeddings as their samples; people still see the samples of the source."""
-    if isinstance(features, (str, Path)):
-        values = load(str(features)).train.x
-        where = str(features)
-    else:
-        values, where = np.asarray(features), "features"
-    values = np.asarray(values, dtype=np.float32).reshape(len(values), -1)
+    where = str(features) if isinstance(features, (str, Path)) else "features"
+    values = np.asarray(features if where == "features" else load(where).train.x, dtype=np.float32)
+    values = values.reshape(len(values), -1)
     if len(values) not in (len(data), data.rows):
         raise InputError(
             f"{where} has {len(values)} rows, and the data has {len(data)}; expected one row of features each."

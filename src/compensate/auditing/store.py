@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from compensate.auditing import decisions as journal
 from compensate.auditing.content import KINDS
-from compensate.auditing.decisions import CORRECTIONS, JOURNAL, check_not_reviewed, keep_decisions
 from compensate.auditing.findings import Provenance
+from compensate.auditing.issues import COLUMNS, records
+from compensate.auditing.issues import KINDS as ISSUES
 from compensate.auditing.labels import kind_of
+from compensate.auditing.write_back import write_csv
 from compensate.data.dataset import STORED, Estimate, Source
 from compensate.errors import InputError
 from compensate.files import check_writable, make_folder, read_numpy, replaced_folder, write_atomically
 
 if TYPE_CHECKING:
-    from compensate.auditing.decisions import Correction
     from compensate.auditing.result import Audit
 
 FORMAT = 2
@@ -42,30 +45,28 @@ FILES = frozenset((
 
 
 def run_name(title: str, asked: Mapping[str, Any]) -> str:
-    """The name of a run's folder: the name of the data, and a digest of everything that the audit depends on.
-
-    >>> run_name("my reviews.csv", {"seed": 0}) == run_name("my reviews.csv", {"seed": 1})
-    False
-    """
+    """The name of a run's folder: the name of the data, and a digest of everything that the audit depends on."""
     stem = re.sub(r"[^\w.-]+", "-", Path(title).stem).strip("-.")[:60] or "data"
     digest = hashlib.sha256(json.dumps(dict(asked), sort_keys=True, default=str).encode("utf-8", "surrogatepass"))
     return f"{stem}-{digest.hexdigest()[:8]}"
 
 
 def check_run_folder(folder: Path, source_digest: str | None = None) -> None:
-    """Refuses a folder for a run that cannot be written to, or that holds anything but an earlier audit.
-
-    An earlier audit is not replaced while it is being reviewed, nor if it holds decisions about other data; decisions about the same
-    data are kept.
-    """
+    """Refuses a folder for a run that cannot be written to, is being reviewed, or holds other files or decisions about other data."""
     check_writable(folder)
-    check_not_reviewed(folder)
-    decided = any((folder / name).exists() for name in (JOURNAL, CORRECTIONS))
-    if source_digest is not None and decided and _source_digest(folder) != source_digest:
-        raise InputError(
-            f"{folder} holds decisions about other data, which would be lost. Name another folder with --out, or move them: "
-            f"{folder / CORRECTIONS}."
-        )
+    if (folder / journal.LOCK).exists():
+        with journal.reviewing(folder):
+            pass
+    if source_digest is not None and any((folder / name).exists() for name in (journal.JOURNAL, journal.CORRECTIONS)):
+        try:
+            known = json.loads((folder / "config.json").read_bytes())["source_digest"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            known = None
+        if known != source_digest:
+            raise InputError(
+                f"{folder} holds decisions about other data, which would be lost. Name another folder with --out, or move them: "
+                f"{folder / journal.CORRECTIONS}."
+            )
     others = sorted({p.name for p in folder.iterdir()} - FILES) if folder.is_dir() else []
     if others:
         raise InputError(
@@ -75,31 +76,28 @@ def check_run_folder(folder: Path, source_digest: str | None = None) -> None:
 
 
 def write_run(
-    found: Audit, folder: Path, decisions: Iterable[Correction] = (), more: Callable[[Path], None] | None = None
+    found: Audit, folder: Path, decisions: Iterable[journal.Correction] = (), more: Callable[[Path], Any] | None = None
 ) -> Path:
     """Writes the whole folder of a run: its configuration, curves, lists, page, model and the audit itself.
 
-    Args:
-        found: the audit.
-        folder: where to write it; its decisions about the same data are kept.
-        decisions: earlier ones about the labels of the same data.
-        more: writes further files into the folder.
+    Decisions in the folder are kept; `decisions` are earlier ones, and `more` writes further files.
     """
     check_run_folder(folder, found.source_digest)
     with replaced_folder(folder) as new:
-        keep_decisions(folder, new, decisions)
+        kept = {decision.index: decision for decision in (*decisions, *journal.run_decisions(folder))}
+        if (folder / journal.JOURNAL).is_file():
+            (new / journal.JOURNAL).write_bytes((folder / journal.JOURNAL).read_bytes())
+        if kept:
+            journal.write_corrections(new / journal.CORRECTIONS, (kept[row] for row in sorted(kept)))
         config = {**found.config, "source_digest": found.source_digest}
         write_atomically(new / "config.json", json.dumps(config, indent=1, default=str).encode())
-        epochs = max((len(values) for values in found.curves.values()), default=0)
-        lines = [
-            json.dumps({"epoch": epoch + 1, **{name: round(values[epoch], 5) for name, values in found.curves.items()}})
-            for epoch in range(epochs)
-        ]
-        if lines:
-            write_atomically(new / "metrics.jsonl", ("\n".join(lines) + "\n").encode())
+        if any(found.curves.values()):
+            curves = pd.DataFrame(found.curves).round(5)
+            curves.insert(0, "epoch", range(1, len(curves) + 1))
+            write_atomically(new / "metrics.jsonl", curves.to_json(orient="records", lines=True).encode())
         found.write_suspects(new / "suspects.csv")
         if len(found.predicted):
-            found.write_predictions(new / "predictions.csv")
+            write_csv(new / "predictions.csv", found.predicted)
         if found.found_issues is not None:
             found.write_issues(new / "issues.csv")
         found.save(new / "audit")
@@ -111,17 +109,6 @@ def write_run(
         if more is not None:
             more(new)
     return folder
-
-
-def _source_digest(folder: Path) -> str | None:
-    """The digest of the data of a run, if it can be read."""
-    try:
-        return str(json.loads((folder / "config.json").read_bytes())["source_digest"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-# --- the audit itself -----------------------------------------------------------------------------------------
 
 
 def save_audit(found: Audit, folder: Path) -> None:
@@ -137,24 +124,19 @@ def save_audit(found: Audit, folder: Path) -> None:
     }  # fmt: skip
     packed = io.BytesIO()
     np.savez_compressed(packed, **{name: values for name, values in arrays.items() if values is not None})
-    r = found.noise_rate
+    rate = found.noise_rate
     texts = {
         "format": FORMAT,
         "arrays": hashlib.sha256(packed.getvalue()).hexdigest(),
-        "kind": found.kind,
-        "title": found.title,
-        "classes": found.classes,
-        "ids": found.ids,
+        **{
+            name: getattr(found, name)
+            for name in ("kind", "title", "classes", "ids", "config", "notes", "source_digest")
+        },
         "parts": [found.part(i) for i in range(len(found.addresses))],
-        "noise_rate": [r.value, r.low, r.high],
+        "noise_rate": [rate.value, rate.low, rate.high],
         "curves": dict(found.curves),
-        "config": found.config,
-        "notes": found.notes,
-        "source_digest": found.source_digest,
     }
     if found.found_issues is not None:
-        from compensate.auditing.issues import records
-
         texts["issues"] = [list(row.values()) for row in records(found.found_issues)]
     write_atomically(folder / "audit.npz", packed.getvalue())
     text = json.dumps(texts, ensure_ascii=False, indent=1, default=str)
@@ -180,23 +162,16 @@ def load_audit(folder: Path) -> dict[str, Any]:
         digest = hashlib.sha256((folder / "audit.npz").read_bytes()).hexdigest()
         _expect(digest == texts.get("arrays"), "audit.npz is not the file that audit.json was written with")
         arrays = read_numpy(folder / "audit.npz")
-        _expect(isinstance(arrays, dict), "audit.npz is a single array")
-        assert isinstance(arrays, dict)
-        for name, check in TEXTS.items():
-            _expect(name in texts or name in OPTIONAL, f"audit.json lacks {name}")
-            _expect(name not in texts or check(texts[name]), f"{name} in audit.json is not valid")
-        shape, classes = np.shape(arrays.get("index", 0)), len(texts["classes"])
-        _expect(len(shape) == 1, "index is not one number for each row")
+        if not isinstance(arrays, dict):
+            raise InputError("audit.npz is a single array")
+        evidence, unlabeled = (
+            {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+            for prefix in ("evidence.", "unlabeled.")
+        )
+        _check_texts(texts)
+        _check_arrays(arrays, unlabeled, len(texts["classes"]))
         for name in ("ids", "parts"):
-            _expect(len(texts.get(name, ())) in (0, *shape), f"{name} are not one for each row")
-        for name, (check_array, needed) in ARRAYS.items():
-            _expect(name in arrays or not needed, f"audit.npz lacks {name}")
-            _expect(
-                name not in arrays or check_array(arrays[name], shape, classes), f"{name} in audit.npz is not valid"
-            )
-        evidence, unlabeled = _under(arrays, "evidence."), _under(arrays, "unlabeled.")
-        _expect(all(_numbers(v, shape, classes) for v in evidence.values()), "evidence is not one number for each row")
-        _expect(not unlabeled or _unlabeled(unlabeled, classes), "unlabeled in audit.npz is not valid")
+            _expect(len(texts.get(name, ())) in (0, len(arrays["index"])), f"{name} are not one for each row")
         parts = texts.get("parts", [])
         label_kind = kind_of(parts[0] if parts else "")
         rows = arrays.get("sample", np.full(len(parts), -1)).tolist()
@@ -208,11 +183,9 @@ def load_audit(folder: Path) -> dict[str, Any]:
             f"{folder} holds no audit that can be read ({error or type(error).__name__}); expected the audit.json and "
             "audit.npz of one audit. Audit the data again."
         ) from error
-    config = texts["config"]
-    issues = None
+    config, issues = texts["config"], None
+    known = {f.name: config[f.name] for f in fields(Provenance) if f.name in config}
     if "issues" in texts:
-        from compensate.auditing.issues import COLUMNS
-
         issues = pd.DataFrame(texts["issues"], columns=list(COLUMNS))
         issues = issues.astype({"index": "Int64", "other": "Int64", "score": "float64"})
     return {
@@ -224,12 +197,11 @@ def load_audit(folder: Path) -> dict[str, Any]:
             **{name: config[name] for name in STORED if name in config},
         ),
         "label_kind": label_kind,
-        "provenance": Provenance.of_stored(config),
+        "provenance": Provenance(**known | {"labels": tuple(known.get("labels", ()))}),
         "curves": texts["curves"],
         **{name: tuple(texts[name]) for name in ("classes", "ids", "notes")},
-        **{name: arrays[name] for name in ("index", "given", "suggested", "p_error")},
         "log_odds": arrays["score"],
-        **{name: arrays.get(name) for name in ("probabilities", "row_digests")},
+        **{n: arrays.get(n) for n in ("index", "given", "suggested", "p_error", "probabilities", "row_digests")},
         "addresses": addresses,
         "noise_rate": Estimate(*texts["noise_rate"]),
         "found_issues": issues,
@@ -239,103 +211,82 @@ def load_audit(folder: Path) -> dict[str, Any]:
     }
 
 
-# --- checks of stored fields ----------------------------------------------------------------------------------
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(map(_is_text, values))
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(v, (int, float)) and type(v) is not bool for v in values)
-
-
-def _are_finite(values: Any) -> bool:
-    return _are_numbers(values) and all(map(math.isfinite, values))
-
-
-def _is_issue(row: Any) -> bool:
-    from compensate.auditing.issues import COLUMNS, KINDS
-
-    if not isinstance(row, list) or len(row) != len(COLUMNS):
-        return False
-    issue, index, other, column, score, given, detail = row
-    rows = all(number is None or (type(number) is int and 0 <= number < 1 << 62) for number in (index, other))
-    return rows and _is_text(issue) and issue in KINDS and _are_finite([score]) and _are_texts([column, given, detail])
-
-
-TEXTS: Mapping[str, Callable[[Any], bool]] = {
-    "kind": lambda v: v in KINDS,
-    "title": _is_text,
-    "source_digest": _is_text,
-    "classes": lambda v: _are_texts(v) and len(set(v)) == len(v),
-    "ids": _are_texts,
-    "notes": _are_texts,
-    "parts": _are_texts,
-    "noise_rate": lambda v: _are_finite(v) and len(v) == 3,
-    "curves": lambda v: isinstance(v, dict) and all(map(_are_numbers, v.values())),
-    "config": lambda v: (
-        isinstance(v, dict) and _are_texts([v[n] for n in ("source", "label", "text") if v.get(n) is not None])
-    ),
-    "issues": lambda v: isinstance(v, list) and all(map(_is_issue, v)),
-}
-"""Fields of ``audit.json``, each with its check."""
-
-OPTIONAL = ("parts", "issues")
-"""Fields that an audit may lack."""
-
-ArrayCheck = Callable[[NDArray[Any], tuple[int, ...], int], bool]
-"""A check of an array, given the shape of `index` and the number of classes."""
-
-
-def _numbers(values: NDArray[Any], shape: tuple[int, ...], _classes: int) -> bool:
-    return values.shape == shape and values.dtype.kind in "iuf"
-
-
-def _row_numbers(values: NDArray[Any], shape: tuple[int, ...], _classes: int) -> bool:
-    whole = values.shape == shape and values.dtype.kind in "iu"
-    return whole and bool((values >= 0).all() and (values < 1 << 62).all())
-
-
-def _distinct_rows(values: NDArray[Any], shape: tuple[int, ...], classes: int) -> bool:
-    return _row_numbers(values, shape, classes) and len(np.unique(values)) == len(values)
-
-
-def _labels(values: NDArray[Any], shape: tuple[int, ...], classes: int) -> bool:
-    if classes:
-        return _row_numbers(values, shape, classes) and bool((values < classes).all())
-    return values.shape == shape and values.dtype.kind == "f" and bool(np.isfinite(values).all())
-
-
-def _unlabeled(fields: Mapping[str, NDArray[Any]], classes: int) -> bool:
-    if set(fields) != {"index", "suggested", "probability"} or fields["index"].ndim != 1:
-        return False
-    shape, probability = fields["index"].shape, fields["probability"]
-    rows = _distinct_rows(fields["index"], shape, classes) and _labels(fields["suggested"], shape, classes)
-    return rows and probability.shape == shape and probability.dtype.kind == "f"
-
-
-ARRAYS: Mapping[str, tuple[ArrayCheck, bool]] = {
-    "index": (_distinct_rows, True),
-    "given": (_labels, True),
-    "suggested": (_labels, True),
-    "score": (lambda v, *fits: _numbers(v, *fits) and not np.isnan(v).any(), True),
-    "p_error": (lambda v, *fits: _numbers(v, *fits) and bool(((v >= 0) & (v <= 1)).all()), True),
-    "probabilities": (lambda v, shape, classes: v.shape == (*shape, classes) and v.dtype.kind == "f", False),
-    "sample": (_row_numbers, False),
-    "row_digests": (lambda v, shape, _: v.shape == shape and v.dtype == np.uint64, False),
-}
-"""Fields of ``audit.npz``, each with its check and whether it is needed."""
-
-
 def _expect(fits: Any, why: str) -> None:
     if not fits:
         raise InputError(why)
 
 
-def _under(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+FIELDS: Mapping[str, Any] = {
+    "kind": str, "title": str, "source_digest": str, "classes": [str], "ids": [str], "notes": [str], "noise_rate": [float],
+    "curves": {"": [float]}, "config": dict, "parts": [str], "issues": [list],
+}  # fmt: skip
+"""Fields of ``audit.json`` and their types; the last two may be missing."""
+
+
+def _has_type(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON has a type: ``[str]`` is a list of texts, ``{"": str}`` a table of texts."""
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_has_type(one, kind[0]) for one in value)
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(_has_type(one, kind[""]) for one in value.values())
+    return isinstance(value, (int, float)) and type(value) is not bool if kind is float else isinstance(value, kind)
+
+
+def _check_texts(texts: Mapping[str, Any]) -> None:
+    """Refuses an audit.json that lacks a field or has an unusable one."""
+
+    def is_issue(row: list[Any]) -> bool:
+        if len(row) != len(COLUMNS):
+            return False
+        issue, index, other, column, score, given, detail = row
+        rows = all(number is None or (type(number) is int and 0 <= number < 1 << 62) for number in (index, other))
+        known = rows and _has_type([issue, column, given, detail], [str]) and issue in ISSUES
+        return known and _has_type(score, float) and math.isfinite(score)
+
+    for name, kind in FIELDS.items():
+        _expect(name in texts or name in ("parts", "issues"), f"audit.json lacks {name}")
+        _expect(name not in texts or _has_type(texts[name], kind), f"{name} in audit.json is not valid")
+    rate, named = texts["noise_rate"], [texts["config"].get(name) for name in ("source", "label", "text")]
+    _expect(texts["kind"] in KINDS, "kind in audit.json is not valid")
+    _expect(len(set(texts["classes"])) == len(texts["classes"]), "classes in audit.json are not distinct")
+    _expect(len(rate) == 3 and all(map(math.isfinite, rate)), "noise_rate in audit.json is not valid")
+    _expect(_has_type([name for name in named if name is not None], [str]), "config in audit.json is not valid")
+    _expect(all(map(is_issue, texts.get("issues", ()))), "issues in audit.json are not valid")
+
+
+def _check_arrays(arrays: Mapping[str, Any], missing: Mapping[str, Any], classes: int) -> None:
+    """Refuses an audit.npz that lacks an array or has one of another shape or with impossible values."""
+    for name in ("index", "given", "suggested", "score", "p_error"):
+        _expect(name in arrays, f"audit.npz lacks {name}")
+
+    def numbers(values: NDArray[Any], like: NDArray[Any], kinds: str = "iuf") -> bool:
+        return values.shape == like.shape and values.dtype.kind in kinds
+
+    def rows(values: NDArray[Any], like: NDArray[Any], end: int = 1 << 62) -> bool:
+        return numbers(values, like, "iu") and bool(((values >= 0) & (values < end)).all())
+
+    def labels(values: NDArray[Any], like: NDArray[Any]) -> bool:
+        return rows(values, like, classes) if classes else numbers(values, like, "f") and np.isfinite(values).all()
+
+    def distinct(values: NDArray[Any]) -> bool:
+        return values.ndim == 1 and rows(values, values) and len(np.unique(values)) == len(values)
+
+    index, score, p = arrays["index"], arrays["score"], arrays["p_error"]
+    p_class, digests = arrays.get("probabilities"), arrays.get("row_digests")
+    valid = {
+        "index": distinct(index),
+        "given": labels(arrays["given"], index),
+        "suggested": labels(arrays["suggested"], index),
+        "score": numbers(score, index) and not np.isnan(score).any(),
+        "p_error": numbers(p, index) and ((p >= 0) & (p <= 1)).all(),
+        "probabilities": p_class is None or (p_class.shape == (*index.shape, classes) and p_class.dtype.kind == "f"),
+        "sample": rows(arrays.get("sample", index), index),
+        "row_digests": digests is None or (digests.shape == index.shape and digests.dtype == np.uint64),
+        "evidence": all(numbers(v, index) for name, v in arrays.items() if name.startswith("evidence.")),
+        "unlabeled": not missing or (
+            set(missing) == {"index", "suggested", "probability"} and distinct(missing["index"])
+            and labels(missing["suggested"], missing["index"]) and numbers(missing["probability"], missing["index"], "f")
+        ),
+    }  # fmt: skip
+    for name, fits in valid.items():
+        _expect(fits, f"{name} in audit.npz is not valid")

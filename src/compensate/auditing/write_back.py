@@ -1,12 +1,7 @@
-r"""Writing decided labels into the data: one editor for each file format, which changes the cells of labels and nothing else.
+"""Writing decided labels into the data: one editor for each file format, which changes the cells of labels and nothing else.
 
 CSV, TSV, JSONL and CoNLL files keep every other byte (`TextEditor`), Excel files every other part of the archive; Parquet files and saved
 data sets keep their other columns.
-
-**Guarded cells.** A cell that begins with ``=``, ``+``, ``-`` or ``@`` is a formula to a spreadsheet. `guard` puts an apostrophe before such a
-text, and one more before a text that already looks guarded, so `unguard` always restores the original; numbers such as -1 stay as they are.
-Spreadsheets that separate cells by semicolons split a line at other places, even within quotes: the same is done after each semicolon, tab
-and line end within a text.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape  # nosec B406: writes, and parses nothing
@@ -31,18 +26,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compensate.auditing.class_names import same_name
-from compensate.auditing.digests import digest_frame, digest_images, list_images
+from compensate.auditing.content import digest_frame, digest_images, list_images
 from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_sheet
 from compensate.data.folder import relative
-from compensate.data.hub import frame_and_images, is_saved, named_labels, open_saved, training_part
 from compensate.data.jsonl import objects
-from compensate.data.label_column import choose_label
+from compensate.data.label_column import choose_label, choose_text
 from compensate.data.label_files import read_labels
-from compensate.data.labels import encode_labels, is_missing
+from compensate.data.labels import is_missing, label_name
+from compensate.data.load import frame_and_images, is_saved, named_labels, open_saved, training_part
 from compensate.data.parquet import SUFFIXES as PARQUET
 from compensate.data.parquet import is_pattern, parquet_files, read_arrow
-from compensate.data.tables import LINES, TEXTS, choose_text, read_frame, table_format
+from compensate.data.tables import LINES, TEXTS, read_frame, table_format
 from compensate.errors import InputError
 from compensate.extras import require
 from compensate.files import check_regular, decode, read_bytes, replaced_folder, write_atomically
@@ -71,16 +66,15 @@ _RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationship
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a decimal number and nothing else.
-
-    >>> is_number("-1.5e3"), is_number("-1+cmd"), is_number("1_000")
-    (True, False, False)
-    """
+    """Whether a text is a decimal number and nothing else."""
     return _NUMBER.fullmatch(text) is not None
 
 
 def guard(text: str) -> str:
-    """The text for a file that may be opened in a spreadsheet.
+    """The text for a file that may be opened in a spreadsheet, where a cell that begins with ``=``, ``+``, ``-`` or ``@`` is a formula.
+
+    An apostrophe is put before such a text and before a text that looks guarded already; numbers such as -1 stay. The same is done after
+    each semicolon, tab and line end within a text: spreadsheets that separate cells by semicolons split a line there, even within quotes.
 
     >>> guard("=1+1"), guard("-1"), guard("'=x"), guard("cat"), guard("a;=1+1")
     ("'=1+1", '-1', "''=x", 'cat', "a;'=1+1")
@@ -112,28 +106,12 @@ def same_label(cell: Any, given: str) -> bool:
     given = given.strip()
     if given == "" or (is_missing(cell) and str(cell).strip() != given):
         return given == "" and is_missing(cell)
-    if isinstance(cell, bytes):
-        cell = cell.decode("utf-8", "replace")
-    if isinstance(cell, np.generic):
-        cell = cell.item()
-    if isinstance(cell, float) and cell.is_integer():
-        cell = int(cell)
-    text = str(cell).strip()
+    text = label_name(cell).strip()
     if same_name(text, given):  # an audit may merge spellings
         return True
     # A quantity may be written in several ways; a whole number may be a name, such as 007.
     decimal = any(sign in text + given for sign in ".eE")
     return decimal and is_number(text) and is_number(given) and float(text) == float(given)
-
-
-def label_text(cell: Any) -> str | None:
-    """The class name of a cell in an audit; None if the cell is empty.
-
-    >>> label_text(" cat"), label_text(1.0), label_text(None)
-    ('cat', '1', None)
-    """
-    names = encode_labels([cell])[1]
-    return names[0] if names else None
 
 
 # --- text files -----------------------------------------------------------------------------------------------
@@ -148,24 +126,15 @@ class Dialect:
 
     @staticmethod
     def of(text: str, suffix: str, delimiter: str | None = None) -> Dialect:
-        r"""The dialect of a text, by the rules of `compensate.data.tables.read_frame`.
-
-        >>> Dialect.of("a;b\n1;2\n", ".csv")
-        Dialect(delimiter=';', plain=False)
-        """
+        """The dialect of a text, by the rules of `compensate.data.tables.read_frame`."""
         header = text.lstrip("\n").split("\n", 1)[0].rstrip("\r")
-        if delimiter is None:
-            delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=header.count)
+        delimiter = delimiter or ("\t" if suffix == ".tsv" else max(",;\t|", key=header.count))
         tabs = header.count("\t")
         even = all(line.count("\t") == tabs for line in text.split("\n") if line.strip("\r"))
         return Dialect(delimiter, delimiter == "\t" and '"' not in header and even)
 
     def value(self, raw: str) -> str:
-        """The value of a written cell.
-
-        >>> Dialect(",").value('"say ""hi"" twice"'), Dialect(",", plain=True).value('"a"')
-        ('say "hi" twice', '"a"')
-        """
+        """The value of a written cell."""
         if self.plain or not raw.startswith('"'):
             return raw
         end = re.match(_QUOTED, raw)
@@ -193,12 +162,7 @@ class Dialect:
 
 
 def find_cells(text: str, column: int, dialect: Dialect) -> list[Span | None]:
-    r"""The spans of the cells of a column, one for each row below the header; None for a row that ends before the column.
-
-    >>> text = 'id,label\n1,cat\n\n2,"dog, big"\n3\n'
-    >>> [span and text[slice(*span)] for span in find_cells(text, 1, Dialect(","))]
-    ['cat', '"dog, big"', None]
-    """
+    """The spans of the cells of a column, one for each row below the header; None for a row that ends before the column."""
     sign = re.escape(dialect.delimiter)
     quoted = "" if dialect.plain else f"(?:{_QUOTED})?"
     field = re.compile(rf"({quoted}[^{sign}\r\n]*)({sign}|\r\n|\r|\n|\Z)")
@@ -222,13 +186,27 @@ def find_cells(text: str, column: int, dialect: Dialect) -> list[Span | None]:
 
 
 def csv_bytes(rows: Iterable[Sequence[str]]) -> bytes:
-    r"""A table of comma-separated cells.
-
-    >>> csv_bytes([("a", "b,c")])
-    b'a,"b,c"\n'
-    """
+    """A table of comma-separated cells."""
     comma = Dialect(",")
-    return "".join(",".join(comma.write(cell, "") for cell in row) + "\n" for row in rows).encode()
+    text = "".join(",".join(comma.write(cell, "") for cell in row) + "\n" for row in rows)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def write_csv(path: str | Path, frame: pd.DataFrame) -> Path:
+    """Writes a table as CSV; text that a spreadsheet would evaluate is guarded."""
+    columns = []
+    for name, column in frame.items():
+        texts, kind = [str(value) for value in column], column.dtype.kind
+        if kind == "b":
+            texts = [text.lower() for text in texts]
+        elif kind == "f":
+            texts = [f"{value:.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}" for value in column]
+        elif kind not in "iu":
+            guarded = {text: guard(text) for text in set(texts)}  # most columns have few distinct cells
+            texts = [guarded[text] for text in texts]
+        columns.append([guard(str(name)), *texts])
+    write_atomically(path, csv_bytes(zip(*columns, strict=True)))
+    return Path(path)
 
 
 def write_compressed(out: Path, content: bytes) -> None:
@@ -237,15 +215,10 @@ def write_compressed(out: Path, content: bytes) -> None:
 
 
 class TextEditor:
-    """Replaces spans of a CSV, TSV, JSONL or CoNLL file and keeps every other byte.
-
-    Args:
-        path: the file, which may be compressed.
-        encoding, delimiter: of the file.
-    """
+    """Replaces spans of a CSV, TSV, JSONL or CoNLL file, which may be compressed, and keeps every other byte."""
 
     def __init__(self, path: Path, encoding: str = "utf-8", delimiter: str | None = None) -> None:
-        self.path, self.encoding, self.delimiter = path, encoding, delimiter
+        self.path, self.encoding = path, encoding
         content = read_bytes(path)
         self.text = decode(content, path, encoding)
         bom = b"\xef\xbb\xbf"
@@ -253,12 +226,8 @@ class TextEditor:
         if self.mark + self.text.encode(encoding) != content:
             raise InputError(f"{path} does not survive decoding as {encoding}; save it as UTF-8 first.")
         self.lines = table_format(path) in LINES
+        self.dialect = Dialect.of(self.text, table_format(path), delimiter)
         self.edits: list[tuple[int, int, str]] = []
-
-    @cached_property
-    def dialect(self) -> Dialect:
-        """The dialect of a CSV or TSV file."""
-        return Dialect.of(self.text, table_format(self.path), self.delimiter)
 
     def spans(self, frame: pd.DataFrame, column: str) -> list[Span | None]:
         """The spans of the cells of a column, one for each row; None where a row lacks the cell.
@@ -282,48 +251,42 @@ class TextEditor:
         self.edits.append((*span, new))
 
     def replace_cell(self, span: Span, value: str) -> None:
-        """Replaces a cell of a CSV or TSV file, with quotes where they are needed."""
+        """Replaces a cell of a CSV or TSV file, quoted where needed."""
         self.replace(span, self.dialect.write(value, self.text[slice(*span)]))
 
     def replace_labels(self, frame: pd.DataFrame, column: str, new: Changes) -> None:
         """Replaces the labels of some rows; in JSONL, a label is written as other rows write it."""
         spans, cells = self.spans(frame, column), list(frame[column])
-        written: dict[str | None, str] = {}
-        if self.lines:
-            pairs = zip(cells, spans, strict=True)
-            written = {label_text(cell): self.text[slice(*span)] for cell, span in pairs if span is not None}
+        pairs = zip(cells, spans, strict=True)
+        filled = ((cell, span) for cell, span in pairs if span is not None and not is_missing(cell))
+        written = {label_name(cell): self.text[slice(*span)] for cell, span in filled} if self.lines else {}
         numbers = all(isinstance(cell, (int, float, np.number)) for cell in cells if cell is not None and cell == cell)
         for row, value in new.items():
             span = spans[row]
-            if span is None and self.lines:
-                raise InputError(
-                    f'row {row} of {self.path} has no "{column}"; add one to the file first, such as "{column}": null.'
-                )
             if span is None:
-                raise InputError(f"row {row} ends before the label column; add the missing cells to the file first.")
+                short = f"row {row} ends before the label column; add the missing cells to the file first."
+                absent = f'row {row} of {self.path} has no "{column}"; add one to the file first, such as '
+                raise InputError(absent + f'"{column}": null.' if self.lines else short)
             if self.lines:
                 plain = value if numbers and is_number(value) else json.dumps(value, ensure_ascii=self.text.isascii())
                 self.replace(span, written.get(value, plain))
             else:
                 self.replace_cell(span, value)
 
-    def content(self) -> bytes:
-        """The bytes of the edited file, not compressed."""
+    def write(self, out: Path) -> None:
+        """Writes the edited file, compressed if its name says so."""
         parts, last = [], 0
         for start, end, new in sorted(self.edits):
             parts += [self.text[last:start], new]
             last = end
         try:
-            return self.mark + "".join((*parts, self.text[last:])).encode(self.encoding)
+            content = self.mark + "".join((*parts, self.text[last:])).encode(self.encoding)
         except UnicodeEncodeError as error:
             raise InputError(
                 f'a decided label has the character "{error.object[error.start]}", which {self.encoding} has not; save {self.path} as '
                 "UTF-8 and audit it again, or decide for another label."
             ) from error
-
-    def write(self, out: Path) -> None:
-        """Writes the edited file, compressed if its name says so."""
-        write_compressed(out, self.content())
+        write_compressed(out, content)
 
 
 # --- Excel ----------------------------------------------------------------------------------------------------
@@ -332,8 +295,7 @@ class TextEditor:
 def edit_sheet(path: Path, column: str, cells: list[Any], new: Changes) -> bytes:
     """The workbook with some cells of a column of its first visible sheet changed.
 
-    A label that other cells hold is written as they write it; another one as a text. All other parts of the archive keep their bytes, order
-    and times.
+    A label that other cells hold is written as they write it, another one as a text.
     """
     from openpyxl.utils import column_index_from_string
     from openpyxl.xml.functions import fromstring
@@ -357,7 +319,8 @@ def edit_sheet(path: Path, column: str, cells: list[Any], new: Changes) -> bytes
         place = _PLACE.search(match[2])
         if place is not None and column_index_from_string(place[1]) == number + 1 and int(place[2]) in rows:
             matches[rows[int(place[2])]] = match
-    models = {label_text(cells[row]): match for row, match in matches.items() if match[3] and "<f" not in match[3]}
+    filled = {row: match for row, match in matches.items() if match[3] and not is_missing(cells[row])}
+    models = {label_name(cells[row]): match for row, match in filled.items() if "<f" not in match[3]}
     pieces, last = [], 0
     for row in sorted(new):
         if row not in matches:
@@ -366,10 +329,8 @@ def edit_sheet(path: Path, column: str, cells: list[Any], new: Changes) -> bytes
             )
         match, model = matches[row], models.get(new[row])
         prefix, attributes = match[1], _KIND.sub("", match[2].rstrip())
-        kind, inner = (
-            ' t="inlineStr"',
-            f'<{prefix}is><{prefix}t xml:space="preserve">{escape(new[row])}</{prefix}t></{prefix}is>',
-        )
+        text_node = f'<{prefix}t xml:space="preserve">{escape(new[row])}</{prefix}t>'
+        kind, inner = ' t="inlineStr"', f"<{prefix}is>{text_node}</{prefix}is>"
         if model is not None and model[1] == prefix:
             typed = _KIND.search(model[2])
             kind, inner = typed[0] if typed else "", model[3]
@@ -397,24 +358,26 @@ def edit_parquet(path: Path, column: str, new: Changes) -> bytes:
     table = read_arrow(path)
     field = table.schema.field(column)
     kind = field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type
-
-    def typed(value: str) -> Any:
-        if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
-            return value.encode()
-        try:
-            return pyarrow.array([value]).cast(kind)[0].as_py()
-        except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
-            raise InputError(
-                f'the label column of {path} holds {kind}, and "{value[:40]}" is not of this type.'
-            ) from error
-
     cells = table.column(column).to_pylist()
-    values = pyarrow.array([typed(new[row]) if row in new else cell for row, cell in enumerate(cells)], type=kind)
+    for row, value in new.items():
+        cells[row] = _typed(value, kind, path)
+    values = pyarrow.array(cells, type=kind)
     if kind is not field.type:
         values = values.dictionary_encode().cast(field.type)
     file = io.BytesIO()
     parquet.write_table(table.set_column(table.schema.get_field_index(column), field, values), file)
     return file.getvalue()
+
+
+def _typed(value: str, kind: Any, path: Path) -> Any:
+    """A label as a value of a type of pyarrow."""
+    pyarrow = require("pyarrow", "correcting Parquet", "parquet")
+    if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+        return value.encode()
+    try:
+        return pyarrow.array([value]).cast(kind)[0].as_py()
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
+        raise InputError(f'the label column of {path} holds {kind}, and "{value[:40]}" is not of this type.') from error
 
 
 def _parquet_files(data: Path, files: list[Path], column: str, digests: Callable[[], NDArray[np.uint64]]) -> Labels:
@@ -449,21 +412,13 @@ def _saved_dataset(path: Path, label: str | None) -> Labels:
     names: list[str] | None = getattr(rows.features[name], "names", None)
     cells = list(frame[name]) if names is None else named_labels(frame[name], names)
 
-    def typed(value: str) -> Any:
-        kind = rows.features[name].dtype
-        if names is not None:
-            if value not in names:
+    def write(out: Path, new: Changes) -> None:
+        values = list(rows[name])
+        for row, value in new.items():
+            if names is not None and value not in names:
                 known = ", ".join(names)[:200]
                 raise InputError(f'"{value[:40]}" is not a class of {path}, whose label has the names {known}.')
-            return names.index(value)
-        if kind.startswith(("int", "uint")):
-            return int(float(value))
-        if kind.startswith("float"):
-            return float(value)
-        return value == "True" if kind == "bool" else value
-
-    def write(out: Path, new: Changes) -> None:
-        values = [typed(new[row]) if row in new else cell for row, cell in enumerate(rows[name])]
+            values[row] = _typed(value, rows.features[name].pa_type, path) if names is None else names.index(value)
         others = rows.remove_columns([name])
         changed = others.add_column(name, values, feature=rows.features[name]).select_columns(rows.column_names)
         with replaced_folder(out) as folder:
@@ -478,13 +433,7 @@ def _saved_dataset(path: Path, label: str | None) -> Labels:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of a source.
-
-    Attributes:
-        cells: the labels as they are written, one for each row.
-        digests: returns the (N,) digests of the rows.
-        write: writes the source to a path, with the labels of some rows changed.
-    """
+    """The labels of a source as they are written, the (N,) digests of its rows, and a function that writes it with changed labels."""
 
     cells: list[Any]
     digests: Callable[[], NDArray[np.uint64]]
@@ -513,58 +462,39 @@ def open_labels(data: Path, label: str | None, encoding: str = "utf-8", delimite
     cells = read_arrow(data).column(name).to_pylist() if kind in PARQUET else list(frame[name])
 
     def write(out: Path, new: Changes) -> None:
-        write_compressed(out, _edited_table(data, frame, name, cells, new, encoding, delimiter))
+        if kind in (*TEXTS, *LINES):
+            editor = TextEditor(data, encoding, delimiter)
+            editor.replace_labels(frame, name, new)
+            editor.write(out)
+        else:
+            edited = edit_parquet(data, name, new) if kind in PARQUET else edit_sheet(data, name, cells, new)
+            write_compressed(out, edited)
 
     return Labels(cells, digests, write)
-
-
-def _edited_table(
-    path: Path,
-    frame: pd.DataFrame,
-    name: str,
-    cells: list[Any],
-    new: Changes,
-    encoding: str = "utf-8",
-    delimiter: str | None = None,
-) -> bytes:
-    """The bytes of a table with some labels changed."""
-    if table_format(path) in PARQUET:
-        return edit_parquet(path, name, new)
-    if table_format(path) in EXCEL:
-        return edit_sheet(path, name, cells, new)
-    editor = TextEditor(path, encoding, delimiter)
-    editor.replace_labels(frame, name, new)
-    return editor.content()
 
 
 def _image_folder(path: Path, label: str | None) -> Labels:
     """A folder of images: its label file with changes, or a new one with the columns file and label."""
     path, names, file = list_images(path)
     digests = partial(digest_images, path, names)
-    if file is None:
-        folders = [name.partition("/")[0] for name in names]
-
-        def write_new(out: Path, new: Changes) -> None:
-            lines = ((name, new.get(row, folders[row])) for row, name in enumerate(names))
-            write_compressed(out, csv_bytes((("file", "label"), *lines)))
-
-        return Labels(folders, digests, write_new)
-    table = read_labels(file, label)
-    # Rows are images in the order of their names, not lines of the label file.
+    table = None if file is None else read_labels(file, label)
     lines = {name: row for row, name in enumerate(names)}
-    if table.keys is not None:
-        lines = {relative(key): line for line, key in enumerate(table.keys)}
-    cells = [table.cells[lines[name]] if name in lines else "" for name in names]
+    cells: list[Any] = [name.partition("/")[0] for name in names]
+    if table is not None:  # rows are images in the order of their names, not lines of the label file
+        lines = lines if table.keys is None else {relative(key): line for line, key in enumerate(table.keys)}
+        cells = [table.cells[lines[name]] if name in lines else "" for name in names]
 
     def write(out: Path, new: Changes) -> None:
+        if file is None or table is None:
+            labeled = ((name, new.get(row, cells[row])) for row, name in enumerate(names))
+            write_compressed(out, csv_bytes((("file", "label"), *labeled)))
+            return
         absent = [names[row] for row in new if names[row] not in lines]
         if absent:
             raise InputError(
                 f"{file} has no line for {absent[0]}, which was given a label; add one with an empty label."
             )
-        assert table.column is not None
-        by_line = {lines[names[row]]: value for row, value in new.items()}
-        write_compressed(out, _edited_table(file, read_frame(file), table.column, list(table.cells), by_line))
+        open_labels(file, table.column).write(out, {lines[names[row]]: value for row, value in new.items()})
 
     return Labels(cells, digests, write)
 

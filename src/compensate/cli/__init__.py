@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 import warnings
-from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from compensate._version import __version__
-from compensate.cli.apply import apply
-from compensate.cli.audit import audit
-from compensate.cli.check import check
-from compensate.cli.compare import compare, tune
-from compensate.cli.consensus import consensus
-from compensate.cli.demo import demo
-from compensate.cli.export import export
-from compensate.cli.review import review
 from compensate.cli.terminal import console, errors, visible
-from compensate.cli.train import train
 from compensate.errors import InputError
+
+COMMANDS = {
+    "audit": "Find the labels that look wrong, and write a page to review them on.",
+    "review": "Open the review page, and save decisions as they are made.",
+    "apply": "Write the data with the corrected labels.",
+    "check": "Judge new and changed labels by the model of an audit, without training.",
+    "export": "Export the suspects to an annotation tool; `compensate apply` reads the decisions made there.",
+    "consensus": "Find the consensus of several annotators, how good each is, and which items to label again.",
+    "train": "Train a model with any method; the run can be interrupted and resumed exactly.",
+    "compare": "Compare methods over several seeds, in worker processes with one thread each.",
+    "tune": "Search the hyper-parameters of a method, judged on held-out labels as noisy as the training labels.",
+    "methods": "List all methods with their place in the taxonomy, or print the page of one.",
+    "demo": "Find wrong labels in a real data set: digits, 20 % of them mislabeled on purpose.",
+}
+"""Each command with the first sentence of its help, in the order of the help."""
+
+MODULES = {"export": "apply", "tune": "compare", "demo": "compare", "methods": "train"}
+"""The modules of commands; others are in the module of their name."""
+
+SETTINGS: Any = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": "markdown"}
+
+
+class Command(TyperCommand):
+    """A command whose module is imported when it is called: the list of commands needs no library."""
+
+    def load(self) -> Any:
+        """The command with its options."""
+        name = str(self.name)
+        commands = typer.Typer(**SETTINGS)
+        commands.command()(getattr(importlib.import_module(f"compensate.cli.{MODULES.get(name, name)}"), name))
+        return typer.main.get_command(commands)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of the loaded command."""
+        return self.load().make_context(info_name, args, parent, **extra)
 
 
 class Commands(TyperGroup):
@@ -44,12 +69,10 @@ app = typer.Typer(
     cls=Commands,
     help="Train on labels you cannot fully trust, and find the ones that are wrong.\n\n**Example:** `compensate audit reviews.csv`",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    **SETTINGS,
 )
-for command in (audit, review, apply, check, export, consensus, train, compare, tune):
-    app.command()(command)
+for command, summary in COMMANDS.items():
+    app.command(command, cls=Command, help=summary)(lambda: None)
 
 
 def main() -> None:
@@ -66,36 +89,22 @@ def run(commands: typer.Typer) -> None:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             commands()
-    except InputError as error:
-        errors.print(Text.assemble(("error: ", "bold red"), visible(str(error))))
-        sys.exit(2)
-    except MemoryError as error:
-        said = f"there is not enough memory: {error}" if str(error) else "there is not enough memory"
-        errors.print(
-            Text.assemble(
-                ("error: ", "bold red"), f"{said}. Give fewer rows or columns, or read them in pieces (--memory)."
-            )
-        )
-        sys.exit(2)
-    except OSError as error:
-        # The disk is full or the folder read-only; files are written atomically.
-        errors.print(Text.assemble(("error: ", "bold red"), visible(str(error))))
+    except (InputError, MemoryError, OSError) as error:
+        said = str(error)
+        if isinstance(error, MemoryError):
+            said = f"there is not enough memory{f': {error}' if said else ''}. Give fewer rows or columns, or read them in pieces (--memory)."
+        errors.print(Text.assemble(("error: ", "bold red"), visible(said)))
         sys.exit(2)
 
 
 def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None
+) -> None:  # fmt: skip
     """Prints a UserWarning as a note, without file and line; other warnings as Python does."""
     if category is UserWarning:
         errors.print(Text.assemble(("note: ", "yellow"), visible(str(message))))
     else:
-        errors.print(warnings.formatwarning(message, category, filename, lineno, line).rstrip(), markup=False)
+        errors.print(warnings.formatwarning(message, category, filename, lineno).rstrip(), markup=False)
 
 
 def _version(wanted: bool) -> None:
@@ -106,39 +115,6 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:  # fmt: skip
     pass
-
-
-@app.command()
-def methods(
-    name: Annotated[str | None, typer.Argument(help="Method whose page to print.", show_default=False)] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Write the pages of all methods to this file.", show_default=False)
-    ] = None,
-) -> None:
-    """List all methods with their place in the taxonomy, or print the page of one.
-
-    **Example:** `compensate methods logcomp`
-    """
-    from compensate.methods import METHODS, find, pages
-
-    if markdown is not None:
-        pages.write_pages(markdown)
-        console.print(f"{len(METHODS)} methods: {markdown}")
-    elif name is not None:
-        console.print(pages.page(find(name)), markup=False, soft_wrap=True)
-    else:
-        table = Table("method", "summary", "taxonomy", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.columns[0].no_wrap = True
-        for row in METHODS.values():
-            mark = "" if row.kind == "compensation" else f"({row.kind})"
-            table.add_row(row.name.replace("_", "-"), pages.first_sentence(row), mark or str(row.taxonomy))
-        console.print(table)
-        console.print("\nthe page of one:  compensate methods NAME")
-
-
-app.command()(demo)

@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from compensate.auditing import check as checks
+from compensate.auditing.decisions import run_decisions
+from compensate.auditing.result import Audit
 from compensate.cli import options as o
 from compensate.errors import InputError, nearest
+from compensate.files import decode
 
-if TYPE_CHECKING:
-    from compensate.auditing.check import Checked
-
-FORMATS = ("text", "json", "github", "sarif")
+FORMATS = tuple(checks.FORMATS)
 
 
 def check(
-    data: Annotated[
-        list[Path], typer.Argument(help="Files or folders of the kind that was audited.", show_default=False)
-    ],
-    against: Annotated[Path | None, typer.Option(help="Run folder of the audit.", show_default=False)] = None,
-    max_wrong: Annotated[
-        str,
-        typer.Option(help="Labels that may look wrong: a number, or a share of the judged rows such as 0.02 or 2%."),
-    ] = "0",
-    fail_above: Annotated[
-        float | None,
-        typer.Option(help="Error probability from which on a label looks wrong [default: 2/3].", show_default=False),
-    ] = None,
+    data: Annotated[list[Path], o.argument("Files or folders of the kind that was audited.")],
+    against: Annotated[Path | None, o.option("Run folder of the audit.")] = None,
+    max_wrong: Annotated[str, typer.Option(help="Labels that may look wrong: a number, or a share of the judged rows such as 0.02 or 2%.")] = "0",
+    fail_above: Annotated[float | None, o.option("Error probability from which on a label looks wrong [default: 2/3].")] = None,
     format: Annotated[str, typer.Option(help=f"Output format: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = "text",
-    features: Annotated[
-        Path | None,
-        typer.Option(help="Embeddings of the samples, for an audit made with --features.", show_default=False),
-    ] = None,
-    encoding: Annotated[
-        str | None, typer.Option(help="File encoding [default: the audit's].", show_default=False)
-    ] = None,
-    delimiter: Annotated[
-        str | None, typer.Option(help="Column delimiter [default: the audit's].", show_default=False)
-    ] = None,
-) -> None:
+    features: Annotated[Path | None, o.option("Embeddings of the samples, for an audit made with --features.")] = None,
+    encoding: Annotated[str | None, o.option("File encoding [default: the audit's].")] = None,
+    delimiter: Annotated[str | None, o.option("Column delimiter [default: the audit's].")] = None,
+) -> None:  # fmt: skip
     """Judge new and changed labels by the model of an audit, without training.
 
     **Example:** `compensate check reviews.csv --against runs/reviews-3f2a`
@@ -53,53 +39,38 @@ def check(
     if fail_above is not None and not 0 <= fail_above <= 1:
         raise InputError(f"--fail-above is {fail_above:g}; expected a probability from 0 to 1, such as 0.9.")
     number, share = _bound(max_wrong)
-    o.check_reader(encoding, delimiter)
+    if encoding is not None:
+        decode(b"a", "the file", encoding)
+    if delimiter is not None and len(delimiter) != 1:
+        raise InputError(f'delimiter is "{delimiter}"; expected one character, such as ";".')
     o.check_path(*data, against, features)
     if against is None:
         raise InputError("--against is missing; give the run of an audit, for example --against runs/reviews-3f2a.")
-    from compensate.auditing.check import FORMATS as WRITERS
-    from compensate.auditing.check import check as run
-    from compensate.auditing.decisions import run_decisions
-    from compensate.auditing.result import Audit
-
-    whole = (against / "audit").is_dir()
-    audit = Audit.load(against / "audit" if whole else against)
-    decisions = run_decisions(against) if whole else ()
-    chosen: dict[str, Any] = {
-        name: value for name, value in (("encoding", encoding), ("delimiter", delimiter)) if value is not None
-    }
-    results = [run(audit, path, at_least=fail_above, decisions=decisions, features=features, **chosen) for path in data]
-    typer.echo(WRITERS[format](results))
-    if _fails(results, number, share):
+    audit = Audit.load(against)
+    options: dict[str, Any] = {"at_least": fail_above, "features": features, "decisions": run_decisions(against)}
+    options |= {name: value for name, value in (("encoding", encoding), ("delimiter", delimiter)) if value is not None}
+    results = [checks.check(audit, path, **options) for path in data]
+    typer.echo(checks.FORMATS[format](results))
+    allowed = number if share is None else share * sum(result.new + result.relabeled for result in results)
+    if sum(len(result.findings) for result in results) > allowed:
         raise typer.Exit(1)
 
 
-def _bound(text: str) -> tuple[int | None, float | None]:
+def _bound(text: str) -> tuple[int, float | None]:
     """Parses the number or the share of labels that may look wrong.
 
     >>> _bound("5"), _bound("0.02"), _bound("2%")
-    ((5, None), (None, 0.02), (None, 0.02))
+    ((5, None), (0, 0.02), (0, 0.02))
     """
     bare = text.strip()
+    if bare.isascii() and bare.isdigit():
+        return int(bare), None
     try:
-        if bare.endswith("%"):
-            share = float(bare[:-1]) / 100
-        elif bare.isascii() and bare.isdigit():
-            return int(bare), None
-        else:
-            share = float(bare)
+        share = float(bare.removesuffix("%")) / (100 if bare.endswith("%") else 1)
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
         raise InputError(
             f'--max-wrong is "{text}"; expected a number of labels such as 5, or a share such as 0.02 or 2%.'
         )
-    return None, share
-
-
-def _fails(results: list[Checked], number: int | None, share: float | None) -> bool:
-    wrong = sum(len(result.findings) for result in results)
-    if number is not None:
-        return wrong > number
-    assert share is not None
-    return wrong > share * sum(result.judged for result in results)
+    return 0, share

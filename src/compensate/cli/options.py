@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from rich.prompt import Confirm, Prompt
 
-from compensate.cli.terminal import MAX_NAMES, at_terminal, console, name_list, quoted, short
+from compensate.cli.terminal import MAX_NAMES, quoted, say, short
 from compensate.data.dataset import Source
 from compensate.errors import InputError
-from compensate.files import content_digest, decode, is_address
+from compensate.files import content_digest, is_address
 
 if TYPE_CHECKING:
-    from compensate.data import UnclearLabel
     from compensate.training.config import Config
     from compensate.training.preparation import Prepared
 
@@ -31,24 +29,21 @@ def option(text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, show_default=False, **more)
 
 
-Data = Annotated[
-    str | None,
-    typer.Argument(help="Data set: a path, or a name such as digits.", show_default=False),
-]
+def argument(text: str) -> Any:
+    """An argument without a default value in its help."""
+    return typer.Argument(help=text, show_default=False)
+
+
 DataDir = Annotated[Path | None, option("Data folder of named data sets [env: COMPENSATE_DATA].")]
-ConfigFile = Annotated[Path | None, option("TOML file of settings; the command line takes precedence.", "--config")]
 Noise = Annotated[str | None, option("Inject label noise, e.g. pair:0.2 or random:0.4.")]
 Model = Annotated[str | None, option("Model: resnet20, bilstm, cnn, mlp, ... [default: by the kind of data].")]
+ConfigFile = Annotated[Path | None, option("TOML file of settings; the command line takes precedence.", "--config")]
 Epochs = Annotated[int | None, option("Training epochs.")]
 BatchSize = Annotated[int | None, option("Batch size, over all processes.")]
 Rate = Annotated[float | None, option("Learning rate.", "--lr")]
 Precision = Annotated[str | None, option("Mixed precision: no, bf16 or fp16.")]
-Optimizer = Annotated[str | None, option("Optimizer: sgd, adam or adamw.")]
-Schedule = Annotated[str | None, option("Learning rate schedule: constant, cosine, linear or step.")]
 Seed = Annotated[int | None, option("Random seed.")]
-Limit = Annotated[int | None, option("Maximum number of training samples.")]
 Vectors = Annotated[str | None, option("Word vectors: glove.6B.100d in the data folder, or a file.")]
-MaxLength = Annotated[int | None, option("Maximum number of words per text.")]
 Label = Annotated[str | None, option("Label column of a table.")]
 Text = Annotated[str | None, option("Text column of a table.")]
 Ignore = Annotated[str | None, option("Columns to leave out, e.g. id,url.")]
@@ -59,24 +54,28 @@ Workers = Annotated[int | None, option("Worker processes [default: number of cor
 Backend = Annotated[str | None, option("Where to compute: local, or ray, for a cluster [default: local].")]
 Encoding = Annotated[str | None, option("File encoding [default: utf-8].")]
 Delimiter = Annotated[str | None, option("Column delimiter [default: detected].")]
+Force = Annotated[bool, option("Overwrite an existing output file.", "--force")]
+
+READER = ("label", "text", "ignore", "columns")  # options of the table reader, which `Config` stores separately
+PLACES = ("config", "data_dir")  # paths, which are not part of a configuration
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
     """Options of every command that trains; `with_shared` adds them to its signature."""
 
-    data: Data = None
+    data: Annotated[str | None, argument("Data set: a path, or a name such as digits.")] = None
     noise: Noise = None
     model: Model = None
     epochs: Epochs = None
     batch_size: BatchSize = None
     lr: Rate = None
-    optimizer: Optimizer = None
-    schedule: Schedule = None
+    optimizer: Annotated[str | None, option("Optimizer: sgd, adam or adamw.")] = None
+    schedule: Annotated[str | None, option("Learning rate schedule: constant, cosine, linear or step.")] = None
     seed: Seed = None
-    limit: Limit = None
+    limit: Annotated[int | None, option("Maximum number of training samples.")] = None
     vectors: Vectors = None
-    max_length: MaxLength = None
+    max_length: Annotated[int | None, option("Maximum number of words per text.")] = None
     label: Label = None
     text: Text = None
     ignore: Ignore = None
@@ -86,11 +85,20 @@ class TrainingOptions:
     data_dir: DataDir = None
 
     def merged(self, **more: Any) -> dict[str, Any]:
-        """All settings by their names in `Config`; the command line overrides the file."""
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*READER, *PLACES)}
+        """All settings by their names in `Config`; the command line overrides the file, and nested tables are merged."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*READER, *PLACES, "set_")}
         reader = {name: getattr(self, name) for name in READER}
-        merged = _over(self.config, settings(named.pop("set_"), reader, **more, **named))
-        _refuse_hyper(pairs(self.set_, "--set"), merged.get("method"))
+        given = settings(self.set_, reader, **more, **named)
+        merged: dict[str, Any] = {}
+        if self.config is not None:
+            from compensate import training
+
+            merged = {k.replace("-", "_"): v for k, v in training.read_toml(self.config).items()}
+        for name, value in given.items():
+            if value is None or value == {}:
+                continue
+            both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+            merged[name] = {**merged[name], **value} if both else value
         return merged
 
     def build(self, merged: Mapping[str, Any]) -> Config:
@@ -98,17 +106,16 @@ class TrainingOptions:
         if not merged.get("data"):
             raise InputError("no data set is given; write for example: compensate train digits --method logcomp.")
         check_path(str(merged["data"]))
-        from compensate.training.config import Config
+        from compensate import methods, training
 
-        asked = Config.of(merged, str(self.config or "the command line"))
+        in_set = pairs(self.set_, "--set")
+        if in_set and isinstance(merged.get("method"), str):
+            own = {*inspect.signature(methods.find(merged["method"]).build).parameters}
+            own -= {*methods.registry.CONTEXT, *(f.name for f in fields(training.Config))}
+            for name in (name for name in in_set if name in own):
+                raise InputError(f"{name} belongs to the method: --hyper {name}={written(in_set[name])}.")
+        asked = training.Config.of(merged, str(self.config or "the command line"))
         return asked.replace(content=content_digest(*(p for p in (asked.data, asked.labels) if p is not None)))
-
-
-READER = ("label", "text", "ignore", "columns")
-"""Options of the table reader, which `Config` stores separately."""
-
-PLACES = ("config", "data_dir")
-"""Paths, which are not part of a configuration."""
 
 
 def with_shared(command: Callable[..., None]) -> Callable[..., None]:
@@ -120,15 +127,11 @@ def with_shared(command: Callable[..., None]) -> Callable[..., None]:
     ['data', 'quiet', 'noise', 'model']
     """
     hints = get_type_hints(command, include_extras=True)
-    shared = get_type_hints(TrainingOptions, include_extras=True)
     own = list(inspect.signature(command).parameters.values())[1:]
+    first, *rest = inspect.signature(TrainingOptions).parameters.values()
+    hints |= get_type_hints(TrainingOptions, include_extras=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        inspect.Parameter(f.name, keyword, default=f.default, annotation=shared[f.name])
-        for f in fields(TrainingOptions)
-    ]
-    first, *rest = parameters
-    parameters = [first, *(one.replace(kind=keyword, annotation=hints[one.name]) for one in own), *rest]
+    parameters = [one.replace(kind=keyword, annotation=hints[one.name]) for one in (first, *own, *rest)]
 
     @functools.wraps(command)
     def call(**given: Any) -> None:
@@ -140,69 +143,35 @@ def with_shared(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def ask_label(error: UnclearLabel) -> str:
-    """Asks for the label column at a terminal; raises the error elsewhere."""
-    if not at_terminal():
-        raise error
-    typer.echo(str(error))
-    return Prompt.ask("label column", choices=list(error.candidates), default=error.candidates[0])
-
-
-def ask_merge(alike: str) -> bool:
-    """Asks at a terminal whether to merge similar class names; False elsewhere."""
-    if not alike or not at_terminal():
-        return False
-    return Confirm.ask(f"These names differ only in case, spacing or Unicode form: {alike}. Take them for one class?")
-
-
 def check_path(*paths: str | Path | None) -> None:
-    """Refuses a path that does not exist, before heavy libraries are imported."""
+    """Refuses a path that does not exist."""
     for path in (p for p in paths if p is not None and not is_address(p)):
         named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
         if not named and not Path(path).expanduser().exists() and not glob(str(path)):
             raise InputError(f"{path} does not exist; check the path.")
 
 
-def check_reader(encoding: str | None, delimiter: str | None) -> None:
-    """Refuses an unknown encoding and a delimiter that is not one character."""
-    if encoding is not None:
-        decode(b"a", "the file", encoding)
-    if delimiter is not None and len(delimiter) != 1:
-        raise InputError(f'delimiter is "{delimiter}"; expected one character, such as ";".')
+def pairs(texts: Sequence[str] | None, flag: str) -> dict[str, Any]:
+    """Parses texts such as ``lam=0.1`` to names and values: JSON if they are valid, else texts.
 
-
-def value_of(text: str) -> Any:
-    """Parses a value of the command line: JSON if it is valid, else the text.
-
-    >>> value_of("0.1"), value_of("[64, 64]"), value_of("prox"), value_of("true")
-    (0.1, [64, 64], 'prox', True)
+    >>> pairs(["lam=0.1", "update=prox", "hidden=[64, 64]"], "--hyper")
+    {'lam': 0.1, 'update': 'prox', 'hidden': [64, 64]}
     """
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def pairs(texts: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """Parses texts such as ``lam=0.1`` to names and values.
-
-    >>> pairs(["lam=0.1", "update=prox"], "--hyper")
-    {'lam': 0.1, 'update': 'prox'}
-    """
-    found = {}
+    found: dict[str, Any] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
-            example = "weight_decay=1e-4" if option == "--set" else "lam=0.1"
-            raise InputError(
-                f'{option} "{text}" is not a name, an equals sign and a value, such as {option} {example}.'
-            )
-        found[name.strip()] = value_of(value.strip())
+            example = "weight_decay=1e-4" if flag == "--set" else "lam=0.1"
+            raise InputError(f'{flag} "{text}" is not a name, an equals sign and a value, such as {flag} {example}.')
+        try:
+            found[name.strip()] = json.loads(value)
+        except ValueError:
+            found[name.strip()] = value.strip()
     return found
 
 
 def nested(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Nests dotted names: ``model_options.hidden`` becomes ``hidden`` of ``model_options``.
+    """Nests dotted names.
 
     >>> nested({"model_options.hidden": 100, "seed": 1})
     {'model_options': {'hidden': 100}, 'seed': 1}
@@ -210,10 +179,7 @@ def nested(found: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, value in found.items():
         head, dot, rest = name.partition(".")
-        if dot:
-            tree.setdefault(head, {})[rest] = value
-        else:
-            tree[head] = value
+        tree[head] = {**tree.get(head, {}), rest: value} if dot else value
     return tree
 
 
@@ -224,35 +190,6 @@ def settings(set_: Sequence[str] | None, reader: Mapping[str, Any], **named: Any
     return {**named, **others, "data_options": {**others.pop("data_options", {}), **chosen}}
 
 
-def _refuse_hyper(given: Mapping[str, Any], method: Any) -> None:
-    """Refuses hyper-parameters of the method in --set; they belong to --hyper."""
-    if not given or not isinstance(method, str):
-        return
-    from compensate.methods.composition import find
-    from compensate.methods.registry import CONTEXT
-    from compensate.training.config import Config
-
-    own = {*inspect.signature(find(method).build).parameters} - {*CONTEXT, *(f.name for f in fields(Config))}
-    for name in (name for name in given if name in own):
-        raise InputError(f"{name} belongs to the method: --hyper {name}={written(given[name])}.")
-
-
-def _over(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the file, updated by the given ones; nested tables are merged."""
-    merged = {}
-    if config is not None:
-        from compensate.training.config import read_toml
-
-        merged = {k.replace("-", "_"): v for k, v in read_toml(config).items()}
-    for name, value in given.items():
-        if value is None or value == {}:
-            continue
-        if isinstance(value, Mapping) and isinstance(merged.get(name), Mapping):
-            value = {**merged[name], **value}
-        merged[name] = value
-    return merged
-
-
 def program() -> str:
     """How this command line was started: ``compensate``, or ``python -m experiments`` in a checkout."""
     path = Path(sys.argv[0])
@@ -261,7 +198,7 @@ def program() -> str:
 
 
 def written(value: Any) -> str:
-    """A value as `value_of` reads it."""
+    """A value as `pairs` reads it."""
     return f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
@@ -285,7 +222,8 @@ def describe_unused(source: Source, parts: Any = None) -> list[str]:
     unused = [short(c.name) for c in rest if source.features_given or source.text or not c.used]
     if not unused:
         return []
-    said = f"not used: {name_list(unused)}"
+    more = len(unused) - MAX_NAMES
+    said = f"not used: {', '.join(unused[:MAX_NAMES])}{f' and {more:,} more' * (more > 0)}"
     # A name with a comma in it, or one that is cut, cannot be given.
     free = [c.name for c in rest if c.used and "," not in c.name and short(c.name) == c.name]
     if free and source.text and not source.features_given:
@@ -296,41 +234,26 @@ def describe_unused(source: Source, parts: Any = None) -> list[str]:
 
 def announce(config: Config, data_dir: Path | None) -> Prepared:
     """Prints the data that a training uses, before it starts, and returns it."""
-    from compensate.training.preparation import prepare_run
+    from compensate import training
 
-    prepared = prepare_run(config, data_dir=data_dir)
-    for line in (_data(prepared), _clean(prepared), _test(prepared)):
-        if line:
-            console.print(line, markup=False, soft_wrap=True)
-    return prepared
-
-
-def _data(prepared: Prepared) -> str:
-    train, info = prepared.train, prepared.train.source
+    prepared = training.prepare_run(config, data_dir=data_dir)
+    train, source = prepared.train, prepared.train.source
     wrong = f" ({prepared.wrong.mean():.1%} of their labels made wrong)" if prepared.wrong.any() else ""
-    parts = [*describe_columns(info, f"{train.num_classes} classes"), f"{len(train):,} samples to train{wrong}"]
+    parts = [*describe_columns(source, f"{train.num_classes} classes"), f"{len(train):,} samples to train{wrong}"]
     for part, purpose in ((prepared.validation, "validate"), (prepared.test, "test")):
         if part is not None:
             parts.append(f"{len(part):,} to {purpose}")
     if prepared.unlabeled:
         parts.append(f"{prepared.unlabeled:,} without a label left out")
-    return f"{prepared.config.data}: {', '.join([*parts, *describe_unused(info)])}"
-
-
-def _clean(prepared: Prepared) -> str:
-    """The source of the samples that a method treats as clean."""
-    if prepared.clean is None:
-        return ""
-    why = "no noise is injected into them" if prepared.noisy else "their labels are unchecked"
-    return f"{len(prepared.clean):,} more are taken as clean (clean={prepared.config.clean:g}): {why}"
-
-
-def _test(prepared: Prepared) -> str:
-    """The quality of the test labels."""
-    if prepared.test is None:
-        return ""
-    if prepared.noisy:
-        return "no noise is injected into test labels"
-    if prepared.own_test:
-        return "test labels come from the test part of the data"
-    return "test labels come from the data, wrong ones included"
+    lines = [f"{prepared.config.data}: {', '.join([*parts, *describe_unused(source)])}"]
+    if prepared.clean is not None:
+        why = "no noise is injected into them" if prepared.noisy else "their labels are unchecked"
+        lines.append(f"{len(prepared.clean):,} more are taken as clean (clean={prepared.config.clean:g}): {why}")
+    if prepared.test is not None and prepared.noisy:
+        lines.append("no noise is injected into test labels")
+    elif prepared.test is not None:
+        where = "the test part of the data" if prepared.own_test else "the data, wrong ones included"
+        lines.append(f"test labels come from {where}")
+    for line in lines:
+        say(line, wrap=False)
+    return prepared

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+import signal
+import webbrowser
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from compensate.auditing.api import audit
+from compensate.auditing.decisions import reviewing
+from compensate.auditing.request import AuditRequest, ReviewedRun, run_audit
+from compensate.auditing.server import Review, ReviewServer
 from compensate.cli import options as o
-from compensate.cli.terminal import console, quoted
-from compensate.errors import InputError
+from compensate.cli.terminal import console, quoted, say
+from compensate.errors import InputError, check
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def review(
-    run: Annotated[Path, typer.Argument(help="Run folder that `compensate audit` wrote.", show_default=False)],
-    port: Annotated[
-        int | None, typer.Option(help="Port to listen on [default: any that is free].", show_default=False)
-    ] = None,
+    run: Annotated[Path, o.argument("Run folder that `compensate audit` wrote.")],
+    port: Annotated[int | None, o.option("Port to listen on [default: any that is free].")] = None,
     idle: Annotated[str, typer.Option(help="Idle time after which the server ends, e.g. 30m; 0 for never.")] = "30m",
-    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, and open no browser.")] = False,
+    no_open: Annotated[bool, o.option("Print the address, and open no browser.", "--no-open")] = False,
 ) -> None:
     """Open the review page, and save decisions as they are made.
 
@@ -31,24 +37,16 @@ def review(
     The page is served on this machine alone, under an address with a random token. Ctrl-C ends it.
     """
     seconds = _seconds(idle)
-    if port is not None and not 0 < port < 65536:
-        raise InputError(f"--port is {port}; expected a number from 1 to 65535, such as 8000.")
+    check(port is None or 0 < port < 65536, "a number from 1 to 65535, such as 8000", **{"--port": port})
     o.check_path(run)
     if not (run / "report.html").is_file():
         raise InputError(f"{run} holds no report.html; expected the folder of a run that `compensate audit` wrote.")
-    from compensate.auditing.decisions import reviewing
-    from compensate.auditing.server import Review, ReviewServer
-
     with reviewing(run):
         server = ReviewServer(Review(run), port=port, idle=seconds, again=audit_in_process)
-        console.print(f"reviewing {run}: {server.address}", markup=False, soft_wrap=True)
+        say(f"reviewing {run}: {server.address}", wrap=False)
         console.print("decisions are saved as they are made; Ctrl-C ends", style="dim")
         if not no_open:
-            import webbrowser
-
             webbrowser.open(server.address)
-        import signal
-
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background jobs
         try:
             server.serve_forever()
@@ -59,16 +57,11 @@ def review(
             server.server_close()
             server.merge()
             for each in server.reviews.values():
-                made = len(each.journal.decisions)
-                console.print(
-                    f"{made:,} decisions:  compensate apply {quoted(each.folder)}", markup=False, soft_wrap=True
-                )
+                say(f"{len(each.journal.decisions):,} decisions:  compensate apply {quoted(each.folder)}", wrap=False)
 
 
 def audit_in_process(run: Path, report: Callable[[str], None]) -> Path:
     """Audits a run again with its decisions in a separate process; the server stays responsive."""
-    import multiprocessing
-
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_again, args=(run, there), daemon=True)
@@ -90,10 +83,14 @@ def audit_in_process(run: Path, report: Callable[[str], None]) -> Path:
 
 def _again(run: Path, pipe: Any) -> None:
     """Runs in the other process."""
-    from compensate.cli.audit import audit_again
+
+    def progress(stage: str, done: int, total: int) -> None:
+        pipe.send(("told", f"{stage} {done:,} of {total:,}"))
 
     try:
-        folder = audit_again(run, lambda stage, done, total: pipe.send(("told", f"{stage} {done:,} of {total:,}")))
+        reviewed = ReviewedRun.load(run)
+        request = AuditRequest().with_defaults(reviewed.request)
+        _, folder = run_audit(request, partial(audit, progress=progress, resume=True), reviewed=reviewed)
         pipe.send(("done", str(folder)))
     except Exception as error:  # the page shows every error
         pipe.send(("failed", str(error) or type(error).__name__))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
+from rich.table import Table
 
+LINE_INTERVAL = 10.0  # seconds between two lines about the same stage, if the output is a file or a pipe
+MAX_NAMES = 8  # names shown in a list
 # Characters that move the cursor, change colors or reverse the writing direction; newline and tab are harmless.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -40,12 +42,18 @@ class Terminal(Console):
             yield Segment(text if control else visible(text), style, control)
 
 
-def _terminal(**options: Any) -> Terminal:
-    return Terminal(highlight=False, **options)
+console = Terminal(highlight=False)
+errors = Terminal(highlight=False, stderr=True)
 
 
-console = _terminal()
-errors = _terminal(stderr=True)
+def say(text: str, *, wrap: bool = True) -> None:
+    """Prints a text as it is, without markup; lines with paths and commands are not to be wrapped."""
+    console.print(text, markup=False, soft_wrap=not wrap)
+
+
+def plain_table(*heads: str, **options: Any) -> Table:
+    """A table without lines."""
+    return Table(*heads, box=None, pad_edge=False, **options)
 
 
 def progress_bar(what: str, unit: str) -> Progress:
@@ -56,18 +64,11 @@ def progress_bar(what: str, unit: str) -> Progress:
     )  # fmt: skip
 
 
-LINE_INTERVAL = 10.0
-"""Seconds between two lines about the same stage, if the output is a file or a pipe."""
-
-
 @contextmanager
 def stage_progress(started: float) -> Iterator[Callable[[str, int, int], None]]:
-    """Yields a function of a stage such as "fitting trees", the finished steps and the number of steps.
+    """Yields a function of a stage such as "fitting trees", the finished steps and their number; `started` is by `time.perf_counter`.
 
     A terminal shows a bar for each stage. A file or pipe gets a line when a stage begins, then one every ten seconds.
-
-    Args:
-        started: start time, by `time.perf_counter`.
     """
     bars = Progress(
         TextColumn("{task.description:<9}"), BarColumn(bar_width=20), TextColumn("{task.fields[status]}", markup=False),
@@ -88,24 +89,13 @@ def stage_progress(started: float) -> Iterator[Callable[[str, int, int], None]]:
             printed[name] = now
             console.print(f"{name:<9} {status}", markup=False)
 
-    if not console.is_terminal:
-        yield progress
-        return
-    with bars:
+    with bars if console.is_terminal else nullcontext():
         yield progress
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds.
-
-    >>> clock(75.3)
-    '1:15'
-    """
+    """Minutes and seconds, such as 1:15."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-
-MAX_NAMES = 8
-"""Names shown in a list."""
 
 
 def short(text: Any, limit: int = 30) -> str:
@@ -114,25 +104,6 @@ def short(text: Any, limit: int = 30) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def name_list(names: list[str]) -> str:
-    """The first names and the number of the others.
-
-    >>> name_list(["a", "b"]), name_list(list("abcdefghijk"))
-    ('a, b', 'a, b, c, d, e, f, g, h and 3 more')
-    """
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more:,} more" if more > 0 else "")
-
-
 def quoted(path: str | Path) -> str:
-    """A path as one word of a command line.
-
-    >>> quoted("my run")
-    "'my run'"
-    """
+    """A path as one word of a command line."""
     return shlex.quote(str(path))
-
-
-def at_terminal() -> bool:
-    """Whether input and output are a terminal, and questions can be answered."""
-    return sys.stdin.isatty() and sys.stdout.isatty()

@@ -1,4 +1,4 @@
-"""`compensate train`: train one run."""
+"""`compensate train` and `compensate methods`: train one run, and list the methods to train with."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from compensate.cli import options as o
-from compensate.cli.options import announce
-from compensate.cli.terminal import console
+from compensate.cli.terminal import console, plain_table, say
 
 
 @o.with_shared
@@ -28,12 +27,12 @@ def train(
     precision: o.Precision = None,
     accumulate: Annotated[int | None, o.option("Gradient accumulation steps.")] = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME].")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint.")] = False,
+    resume: Annotated[bool, o.option("Resume from the last checkpoint.", "--resume")] = False,
     every: Annotated[int | None, o.option("Steps between checkpoints [default: one checkpoint a minute].")] = None,
     backend: o.Backend = None,
     workers: o.Workers = None,
     tracker: Annotated[list[str] | None, o.option("Experiment tracker, e.g. tensorboard; may be repeated.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
+    quiet: Annotated[bool, o.option("Show no progress bar.", "--quiet")] = False,
 ) -> None:
     """Train a model with any method; the run can be interrupted and resumed exactly.
 
@@ -48,12 +47,12 @@ def train(
         precision=precision, accumulate=accumulate,
     )  # fmt: skip
     config = shared.build(merged)
-    from compensate.training.distributed import Processes
-    from compensate.training.fitting import MIN_AGREEMENT, agreement_with_labels, fit
-    from compensate.training.trainer import Interrupted
+    from compensate.auditing.write_back import write_csv
+    from compensate.training import Interrupted, Processes, fit
+    from compensate.training.fitting import MIN_AGREEMENT, agreement_with_labels
 
     folder = out if out is not None else Path("runs") / config.name
-    prepared = announce(config, shared.data_dir) if Processes.launched().main else None
+    prepared = o.announce(config, shared.data_dir) if Processes.launched().main else None
     try:
         result = fit(
             config, data=prepared, data_dir=shared.data_dir, folder=folder, resume=resume, every=every, console=None if quiet else console,
@@ -61,43 +60,36 @@ def train(
         )  # fmt: skip
     except Interrupted as stop:
         if Processes.current().main:
-            console.print(
-                f"stopped after step {stop.step}; the checkpoint is in {folder}. Resume with:", soft_wrap=True
-            )
+            say(f"stopped after step {stop.step}; the checkpoint is in {folder}. Resume with:", wrap=False)
             resume_command = [*sys.argv[1:], *([] if resume else ["--resume"])]
-            console.print(f"{o.program()} {shlex.join(resume_command)}", markup=False, soft_wrap=True)
+            say(f"{o.program()} {shlex.join(resume_command)}", wrap=False)
         raise typer.Exit(130) from None
     if not Processes.current().main:
         return
     config, epochs = result.config, len(result.history)
-    console.print(
-        f"{config.method.replace('_', '-')} on {config.model}, {epochs} epoch{'s' * (epochs > 1)}, {result.seconds:.0f} s"
-    )
+    trained = f"{config.method.replace('_', '-')} on {config.model}"
+    say(f"{trained}, {epochs} epoch{'s' * (epochs > 1)}, {result.seconds:.0f} s")
     for name, row in (("last", result.last), ("best", result.best)):
         names = [k for k in ("test_accuracy", "val_accuracy", "train_accuracy") if k in row]
         metrics = [f"{k.replace('_', ' ')} {row[k]:.4f}" for k in names]
         note = f" (chosen on {result.selected_on})" if name == "best" else ""
-        console.print(f"{name} epoch {row['epoch']:>3.0f}: {' · '.join(metrics)}{note}", soft_wrap=True)
-    console.print(f"run:  {folder}", soft_wrap=True)
+        say(f"{name} epoch {row['epoch']:>3.0f}: {' · '.join(metrics)}{note}", wrap=False)
+    say(f"run:  {folder}", wrap=False)
     suspects = result.suspects()
     if suspects is None or not len(suspects):
         return
     flagged = suspects["flagged"].sum()
     if agreement_with_labels(suspects) < MIN_AGREEMENT:
         (folder / "suspects.csv").unlink(missing_ok=True)
-        console.print(
-            f"no list of suspects: the model contradicts {flagged:,} of {len(suspects):,} labels, so it has learned too little to judge them; "
-            "train for more epochs, or use compensate audit",
-            markup=False, soft_wrap=True,
-        )  # fmt: skip
+        say(
+            f"no list of suspects: the model contradicts {flagged:,} of {len(suspects):,} labels, so it has learned too little to judge "
+            "them; train for more epochs, or use compensate audit",
+            wrap=False,
+        )
         return
-    from compensate.auditing.result import write_csv
-
     write_csv(folder / "suspects.csv", suspects)
-    console.print(
-        f"suspects: {folder / 'suspects.csv'}, {flagged:,} flagged; compensate audit judges by models that did not see the label",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    judged = "compensate audit judges by models that did not see the label"
+    say(f"suspects: {folder / 'suspects.csv'}, {flagged:,} flagged; {judged}", wrap=False)
 
 
 def training_command(given: Mapping[str, Any], **more: Any) -> str:
@@ -106,10 +98,9 @@ def training_command(given: Mapping[str, Any], **more: Any) -> str:
     >>> training_command({"data": "my file.csv", "noise": "pair:0.2", "lr": None, "weight_decay": 0.1, "hyper": {"lam": 0.5}})
     "compensate train 'my file.csv' --noise pair:0.2 --set weight_decay=0.1 --hyper lam=0.5"
     """
-    merged = {**given, **more}
-    parts = ["train", str(merged.pop("data"))]
-    parts += _flags(merged.pop("data_options", {}), inspect.signature(train).parameters, "data_options.")
-    return f"{o.program()} {shlex.join([*parts, *_flags(merged, inspect.signature(train).parameters)])}"
+    merged, own = {**given, **more}, inspect.signature(train).parameters
+    parts = ["train", str(merged.pop("data")), *_flags(merged.pop("data_options", {}), own, "data_options.")]
+    return f"{o.program()} {shlex.join([*parts, *_flags(merged, own)])}"
 
 
 def _flags(options: Mapping[str, Any], own: Container[str], prefix: str = "") -> list[str]:
@@ -127,3 +118,28 @@ def _flags(options: Mapping[str, Any], own: Container[str], prefix: str = "") ->
         else:
             flags += ["--set", f"{prefix}{name}={o.written(value)}"]
     return flags
+
+
+def methods(
+    name: Annotated[str | None, o.argument("Method whose page to print.")] = None,
+    markdown: Annotated[Path | None, o.option("Write the pages of all methods to this file.")] = None,
+) -> None:
+    """List all methods with their place in the taxonomy, or print the page of one.
+
+    **Example:** `compensate methods logcomp`
+    """
+    from compensate.methods import METHODS, find, pages
+
+    if markdown is not None:
+        pages.write_pages(markdown)
+        console.print(f"{len(METHODS)} methods: {markdown}")
+    elif name is not None:
+        say(pages.page(find(name)), wrap=False)
+    else:
+        table = plain_table("method", "summary", "taxonomy", padding=(0, 2, 0, 0))
+        table.columns[0].no_wrap = True
+        for row in METHODS.values():
+            mark = "" if row.kind == "compensation" else f"({row.kind})"
+            table.add_row(row.name.replace("_", "-"), pages.first_sentence(row), mark or str(row.taxonomy))
+        console.print(table)
+        console.print("\nthe page of one:  compensate methods NAME")

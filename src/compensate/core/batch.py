@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compensate.core.fast import log_softmax
-from compensate.core.layout import Places, rowwise
+from compensate.core.layout import Places, is_eager_cpu
 from compensate.core.stages import ForwardPass, traceless
-from compensate.core.validation import CheckMode, check_batch, check_target, is_eager_cpu
+from compensate.core.validation import CheckMode, check_batch
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
+    from functools import cached_property as once
+
     from compensate.core.criterion import Compensated
     from compensate.core.tables import TouchedRows
+else:
 
-T = TypeVar("T")
+    class once:
+        """`functools.cached_property` without the lock of Python before 3.12, which compiled graphs do not support."""
 
+        def __init__(self, compute):
+            self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
 
-@final
-class once(Generic[T]):
-    """A property that is computed at its first use and then kept; assigning to it replaces the value.
-
-    It is `functools.cached_property` without the lock of Python before 3.12, which compiled graphs do not support.
-
-    >>> class Circle:
-    ...     @once
-    ...     def area(self) -> float:
-    ...         print("computed")
-    ...         return 3.14
-    >>> circle = Circle()
-    >>> circle.area + circle.area
-    computed
-    6.28
-    """
-
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
-
-    @overload
-    def __get__(self, owner: None, kind: type) -> once[T]: ...
-    @overload
-    def __get__(self, owner: object, kind: type) -> T: ...
-    def __get__(self, owner: object | None, kind: type) -> once[T] | T:
-        if owner is None:
-            return self
-        value = self.compute(owner)
-        setattr(owner, self.name, value)  # this descriptor has no __set__, so the instance attribute wins from now on
-        return value
+        def __get__(self, owner, kind):
+            value = self.compute(owner)
+            setattr(owner, self.name, value)  # there is no __set__, so the instance attribute wins from now on
+            return value
 
 
 Value = Any
@@ -75,10 +53,10 @@ class Batch:
     .. math:: L = \frac1B \sum_i l(S(f(x_i + \Delta x_i) + \Delta u_i) + \Delta p_i,\; y_i + \Delta y_i)
               + \Delta l_i + \mathrm{penalty}_i
 
-    Terms read it and return their part. They may read:
+    Terms read from it:
 
     - the arguments: `x`, `target` (B,) or (B, C), `index` (B,), `group` (B,), `epoch`, `step`, `progress` in [0, 1].
-      Where a sample has many places or several labels, B counts these rows, and `places` maps between rows and samples;
+      If a sample has many places or several labels, B counts these rows, and `places` maps between rows and samples;
       only `x`, `index`, `group`, `dx` and `dv` stay as given;
     - `labels` (B,) the given class, `y` (B, C) the given label, `valid` (B,) false for ignored samples;
     - `u` (B, C) logits with feature compensation, `logp` and `p` their (log-)softmax, `z` (B, D) features, `head`;
@@ -107,7 +85,7 @@ class Batch:
     l: Tensor  # noqa: E741  the letter of the paper
     """(B,) the losses without `dl`, class weights and penalties."""
     slope: Tensor | None = None
-    """(B, C) the derivative of `l` by the logits, if the fast way found it."""
+    """(B, C) the derivative of `l` by the logits, a constant, if it is known without autograd."""
     penalty: Tensor | None = None
     """(B,) the penalties of the tables."""
     loss: Tensor
@@ -132,18 +110,14 @@ class Batch:
         learn: bool = False,
         meta: bool = False,
     ) -> None:
-        check_target(target, binary=criterion.binary)
-        self.criterion, self.places = criterion, Places(target, binary=criterion.binary)
+        self.criterion, self.places = criterion, Places(target, index, binary=criterion.binary)
         self.target = self.places.targets(target) if self.places.several else target
         self.index, self.group, self.model, self.x = index, group, model, x
-        self.learn, self.meta = learn, meta
+        self.learn, self.meta, self.epoch, self.step = learn, meta, criterion.epoch, criterion.step
         self.hard = self.target.ndim == 1
         """True if targets are class numbers, false if they are distributions or several labels."""
-        self.fast = learn and self.hard and criterion.fast and criterion.only_tables
-        """True if rows move by the slope of the cross entropy, without autograd."""
-        self.check: CheckMode = (
-            criterion.check if criterion.check != "auto" else "sync" if is_eager_cpu(target) else "kernels"
-        )
+        auto: CheckMode = "sync" if is_eager_cpu(target) else "kernels"
+        self.check: CheckMode = auto if criterion.check == "auto" else criterion.check
         self.touched: list[TouchedRows] = []
         self.writes: list[Callable[[], None]] = []
         self.checked: dict[tuple[int, bool], Tensor] = {}  # the index, by number of table rows and `by_input`
@@ -179,31 +153,18 @@ class Batch:
     def y(self) -> Tensor:
         """(B, C) the given labels as distributions; zero rows if ignored."""
         form = self.u if self._form is None else self._form  # `u` is not known yet while `dx` is inferred
-        if self.places.binary:
-            given = self.target.dtype if self.target.is_floating_point() else form.dtype
-            return self.target.to(torch.promote_types(given, form.dtype)).masked_fill(~self.valid[:, None], 0.0)
-        if not self.hard:
-            return self.target.to(torch.promote_types(self.target.dtype, form.dtype))
-        y = form.new_zeros(len(self.labels), form.shape[-1])
-        return y.scatter_(1, self.labels[:, None], 1.0 if self.complete else self.valid[:, None].to(y))
-
-    # --- time -------------------------------------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> Tensor:
-        """The number of finished epochs, a scalar tensor."""
-        return self.criterion.epoch
-
-    @property
-    def step(self) -> Tensor:
-        """The number of training steps before this one, a scalar tensor."""
-        return self.criterion.step
+        if self.hard:
+            y = form.new_zeros(len(self.labels), form.shape[-1])
+            return y.scatter_(1, self.labels[:, None], 1.0 if self.complete else self.valid[:, None].to(y))
+        given = self.target.dtype if self.target.is_floating_point() else form.dtype
+        y = self.target.to(torch.promote_types(given, form.dtype))
+        return y.masked_fill(~self.valid[:, None], 0.0) if self.places.binary else y
 
     @property
     def progress(self) -> Tensor:
         """The finished share of the training, from 0 to 1, a scalar tensor."""
         self.criterion.require_total()
-        return (self.criterion.step / self.criterion.total).clamp(max=1.0)
+        return (self.step / self.criterion.total).clamp(max=1.0)
 
     # --- the forward pass -------------------------------------------------------------------------------------
 
@@ -270,20 +231,21 @@ class Batch:
         with torch.set_grad_enabled(self.u.requires_grad):
             return self.logp.exp()
 
+    @property
+    def _plain_inputs(self) -> bool:
+        return self.slot not in THROUGH and self.dx is None and self.dv is None and self.da is None
+
     @once
     def plain(self) -> Tensor:
         """(B, C) logits without compensation, a constant; one extra forward pass if inputs are compensated."""
-        if self.slot not in THROUGH and self.dx is None and self.dv is None and self.da is None:
-            return self.u.detach()
         with torch.no_grad():
-            return self.forward()
+            return self.u.detach() if self._plain_inputs else self.forward()
 
     @once
     def plain_losses(self) -> Tensor:
         """(B,) losses without compensation and without class weights, constants."""
-        same = self.slot not in THROUGH and self.dx is None and self.dv is None and self.da is None
         with torch.no_grad():
-            return self.criterion.losses_of(self, self.u if same else self.plain).detach()
+            return self.criterion.losses_of(self, self.u if self._plain_inputs else self.plain).detach()
 
     def loss_at(self, **changes: Tensor) -> Tensor:
         """(B,) base losses without class weights, with some of `da dv dx du dp dy` replaced."""
@@ -300,45 +262,14 @@ class Batch:
     @property
     def like(self) -> Tensor:
         """The tensor that the term under evaluation is added to."""
-        match self.slot:
-            case "dx":
-                return self.e
-            case "dv":
-                assert self.criterion.views is not None
-                return self.e.new_zeros(self.places.batch, len(self.criterion.views.of))
-            case "da":
-                structure = self.forward_pass.stages.structure
-                if structure is None:
-                    raise InputError(
-                        "Structure compensation changes the edges of a graph, and this model has none. Use a graph network with "
-                        "the attribute structure, (E,) the weights of its edges, such as compensate.models.GCN."
-                    )
-                return structure
-            case "dy":
-                return self.y
-            case "dl":
-                return self.l
-            case _:
-                return self.u
-
-    def fitted(self, delta: Tensor) -> Tensor:
-        """`delta` shaped like the target under evaluation, and zero on the padding of texts."""
-        delta = rowwise(delta, self.like)
-        return self.forward_pass.unpadded(delta) if self.slot == "dx" else delta
-
-    def add(self, delta: Tensor) -> None:
-        """Adds a term to the target under evaluation."""
-        assert self.slot is not None
-        like = self.u if self.slot == "du" else self.like
-        if self.slot == "dx" or delta.shape != like.shape:
-            delta = self.fitted(delta)
-            if self.slot != "dx" and delta.ndim and delta.shape[-1] != 1 and delta.shape[-1] != like.shape[-1]:
-                raise InputError(
-                    f"a term of shape {tuple(delta.shape)} was given for a target of shape {tuple(like.shape)}. Give the table "
-                    "or the term as many classes as the model has outputs."
-                )
-        so_far = getattr(self, self.slot)
-        setattr(self, self.slot, delta if so_far is None else so_far + delta)
+        if self.slot == "dx":
+            return self.e
+        if self.slot == "dv":
+            assert self.criterion.views is not None
+            return self.e.new_zeros(self.places.batch, len(self.criterion.views.of))
+        if self.slot == "da":
+            return self.forward_pass.structure
+        return self.y if self.slot == "dy" else self.l if self.slot == "dl" else self.u
 
     def charge(self, penalty: Tensor) -> None:
         """Adds a penalty (B,) to the losses."""
@@ -347,23 +278,6 @@ class Batch:
     def later(self, write: Callable[[], None]) -> None:
         """For terms that keep state: `write` is called once the batch is accepted."""
         self.writes.append(write)
-
-    def gather_peers(self, values: Tensor) -> Tensor:
-        """(n,) these numbers, and those of other processes that hold a part of this batch."""
-        return values if self.criterion.peers is None else self.criterion.peers(values)
-
-    @property
-    def shared_index(self) -> bool:
-        """True if the index names samples with many places, which all read one row."""
-        places = self.places
-        named = isinstance(self.index, Tensor) and self.index.shape == (places.batch,)
-        return places.dense and named and places.each > 0
-
-    @property
-    def visits(self) -> int:
-        """The number of table rows that the batch reads: samples, or the places that the index names, times their labels."""
-        places = math.prod(self.places.shape) if self.index is not None and not self.shared_index else 1
-        return self.places.batch * places * self.places.labels
 
     @property
     def by_input(self) -> bool:
@@ -390,15 +304,11 @@ class Batch:
         return self.l if self.dl is None else self.l + self.dl
 
     @property
-    def summands(self) -> Tensor:
-        """(B,) the summands of the equation, without class weights."""
-        losses = self.l if self.dl is None else self.l + self.dl
-        return losses if self.penalty is None else losses + self.penalty
-
-    @property
     def losses(self) -> Tensor:
         """(B,) the summands of the equation with class weights, before the mean."""
-        return self.summands if self.criterion.weight is None else self.criterion.weighted(self, self.summands)
+        losses = self.l if self.dl is None else self.l + self.dl
+        losses = losses if self.penalty is None else losses + self.penalty
+        return losses if self.criterion.weight is None else self.criterion.weighted(self, losses)
 
     @once
     def gradient(self) -> Tensor:
@@ -420,3 +330,8 @@ class Batch:
                 "this criterion looks for its compensation along gradients, and torch.inference_mode() records none. Write "
                 "torch.no_grad() instead, or criterion.eval() for the plain loss."
             )
+
+
+def log_softmax(u: Tensor) -> Tensor:
+    """(B, C) log-softmax of logits. For few classes torch is three times faster on the CPU if it works on columns."""
+    return u.t().log_softmax(0).t() if u.is_cpu and u.shape[-1] < 16 else u.log_softmax(-1)

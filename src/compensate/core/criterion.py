@@ -1,87 +1,30 @@
-"""The criterion: terms of the equation, the loss they give, and the steps that follow."""
+"""The criterion: terms of the equation, the loss they give, the steps that follow, and its place in the paper's taxonomy."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import THROUGH, Batch, Slot
-from compensate.core.fast import cross_entropy_with_slope
-from compensate.core.layout import rowwise, warn_of_copies
+from compensate.core.batch import THROUGH, Batch, Slot, log_softmax
+from compensate.core.layout import rowwise
 from compensate.core.proximal import ONTO, SMALLEST
 from compensate.core.stages import full_precision
-from compensate.core.statistics import Evidence, Statistic, find_statistics, statistics_among
+from compensate.core.statistics import Evidence, Statistic
 from compensate.core.tables import Sample, Table, TouchedRows
-from compensate.core.taxonomy import Taxonomy, taxonomy_of
-from compensate.core.validation import Check, Reduction, check_losses, check_state, checked_reduction, checked_weights
-from compensate.errors import InputError
-from compensate.markup import element, escape
+from compensate.core.validation import Check, Reduction, check_losses, check_state, checked_weights
+from compensate.errors import InputError, check, one_of
+from compensate.extras import element, escape
 
 if TYPE_CHECKING:
     from compensate.terms.views import Views
-
-
-def equation_text(reduction: str, terms: Mapping[str, Iterable[Any]], *, penalized: bool) -> str:
-    """The equation with the compensation of a criterion, and a line for each.
-
-    Args:
-        reduction: "mean", "sum" or "none".
-        terms: the terms of each compensation, by its letters in the paper.
-        penalized: whether tables have a penalty.
-
-    >>> print(equation_text("mean", {"du": [abs]}, penalized=True))
-    mean_i [ l( S(f(x_i) + du_i), y_i ) + penalty_i ]
-      du = abs
-    """
-    x = "x_i" + " + V_i dv_i" * ("dv" in terms) + " + dx_i" * ("dx" in terms) + "; A + da" * ("da" in terms)
-    p = (f"S(f({x}) + du_i)" if "du" in terms else f"S(f({x}))") + " + dp_i" * ("dp" in terms)
-    y = "y_i" + " + dy_i" * ("dy" in terms)
-    tail = " + dl_i" * ("dl" in terms) + " + penalty_i" * penalized
-    tail += " + <dg_i, u_i - [u_i]>" * ("dg" in terms)  # in brackets, a constant
-    summand = f"l( {p}, {y} ){tail}"
-    lines = [summand if reduction == "none" else f"{reduction}_i [ {summand} ]"]
-    lines += [f"  {letters} = {' + '.join(map(term_text, some))}" for letters, some in terms.items()]
-    return "\n".join(lines)
-
-
-def term_text(term: Any) -> str:
-    """A term on one line."""
-    text = repr(term) if isinstance(term, nn.Module) else getattr(term, "__name__", repr(term))
-    return " ".join(text.split())
-
-
-def in_bytes(count: int) -> str:
-    """A readable size.
-
-    >>> in_bytes(512), in_bytes(71_880), in_bytes(5_124_000_000)
-    ('512 bytes', '72 kB', '5.1 GB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.2g} {unit}" if count < 10 * size else f"{count / size:.0f} {unit}"
-    return f"{count} bytes"
-
-
-def add_gradient(s: Batch, x: Tensor, delta: Tensor) -> None:
-    """Adds `delta` to the derivative of each loss by `x` (B, ...), without changing the loss."""
-    x = torch.where(x.isfinite(), x, 0.0)  # a logit of minus infinity has no gradient
-    zeros = (delta * (x - x.detach())).flatten(1).sum(1)
-    s.charge(zeros if s.complete else torch.where(s.valid, zeros, 0.0))
-
-
-def add_parameter_gradients(s: Batch, parameters: Sequence[Tensor], deltas: Sequence[Tensor]) -> None:
-    """Adds `deltas` to the derivative of the reduced loss by the parameters of the model, without changing the loss."""
-    zero = torch.stack([(d * (p - p.detach())).sum() for p, d in zip(parameters, deltas, strict=True)]).sum()
-    # All samples have equal shares, and their weights sum to the divisor of the reduction.
-    divisor = s.criterion.divisor(s) if s.criterion.reduction == "mean" else 1
-    s.charge(zero * s.valid * (divisor / s.criterion.total_weight(s)).to(zero.dtype))
-
 
 Term = Callable[[Batch], Tensor]
 Terms = Term | tuple[Term, ...] | None
@@ -91,7 +34,7 @@ Base = Callable[[Tensor, Tensor], Tensor] | Literal["bce"]
 BinaryBase = Literal["bce"] | None
 """The base loss of methods that also take several labels a sample."""
 
-SOFTMAX_ONLY = tuple(f"compensate.{name}" for name in ("methods.", "terms.guesses", "terms.margins", "terms.classes"))
+SOFTMAX_ONLY = tuple(f"compensate.{name}" for name in ("methods.", "terms.guesses", "terms.classes"))
 """Modules whose terms read one distribution over the classes, unless they have the attribute `binary = True`."""
 
 Weights = Tensor | Sequence[float]
@@ -106,28 +49,91 @@ SLOTS: dict[str, Slot] = {
 }  # fmt: skip
 """The keyword of each target, and the letter its compensation has in the paper."""
 
-BEFORE = ("structure", "view", "feature")
-"""The targets that lie before the logits, in the order in which they are inferred."""
+TARGETS = tuple(SLOTS)
+DIRECTIONS = ("positive", "negative", "mixed")
+INFERENCES = ("prior", "tuning", "regularized", "meta", "adversarial", "mixed")
+GRANULARITIES = ("sample", "category", "group", "corpus", "mixed")
 
 
-class Sum(nn.Module):
-    """The terms of one target. Modules among them become children: `.to()` and `state_dict` cover them."""
+class Taxonomy(NamedTuple):
+    """The place of a method in the taxonomy: target, direction, inference and granularity.
 
-    def __init__(self, terms: Terms) -> None:
-        super().__init__()
-        many: Iterable[Any] = terms if isinstance(terms, tuple | list) else (terms,)
-        for number, term in enumerate(many):
-            if not callable(term):
-                raise InputError(
-                    f"A term is {term!r}; expected a callable of the batch, such as a table, a function or a module."
-                )
-            setattr(self, str(number), term)
-        self.size = number + 1
+    Several values on an axis are joined by a plus sign; the paper calls that mixed.
 
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        """In order."""
-        return tuple(getattr(self, str(number)) for number in range(self.size))
+    >>> print(Taxonomy("logit", "mixed", "regularized", "sample"))
+    logit · mixed · regularized · sample
+    """
+
+    target: str
+    direction: str
+    inference: str
+    granularity: str
+
+    def __str__(self) -> str:
+        return " · ".join(self)
+
+
+def _axes(term: Any) -> list[tuple[str, str, str]]:
+    """Direction, inference and granularity of a term, or of its child modules; a bare formula is prior knowledge about a sample."""
+    inference, granularity = getattr(term, "inference", None), getattr(term, "granularity", None)
+    direction = getattr(term, "direction", "mixed")
+    if inference or granularity:
+        return [(direction, inference or "prior", granularity or "sample")]
+    gated = getattr(term, "gated_term", None)
+    if gated is not None:
+        return _axes(gated)
+    inside = [axis for child in term.children() for axis in _axes(child)] if isinstance(term, nn.Module) else []
+    inside = inside or [(direction, "prior", "sample")]
+    return inside if direction == "mixed" else [(direction, *rest) for _, *rest in inside]  # type: ignore[misc]
+
+
+class CrossEntropyWithSlope(torch.autograd.Function):
+    r"""Cross entropies (B,) and their slope (B, C), a constant, from one softmax; both are zero for samples that are not `valid`.
+
+    .. math:: l_i = -\log S(u_i + \Delta u_i)_{y_i}, \qquad \frac{\partial l_i}{\partial u_i} = S(u_i + \Delta u_i) - y_i
+
+    >>> CrossEntropyWithSlope.apply(torch.tensor([[3.0, 0.8, 0.2]]), torch.zeros(1, 3), torch.tensor([1]), None)
+    (tensor([2.3584]), tensor([[ 0.8535, -0.9054,  0.0519]]))
+    """
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, du: Tensor, labels: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        given = labels[:, None]
+        q = u + du
+        logp = log_softmax(q) if q.shape[-1] < 16 else torch.log_softmax(q, -1, out=q)
+        losses = -logp.gather(1, given)[:, 0]
+        slope = logp.exp_().scatter_(1, given, -1.0, reduce="add")
+        if valid is not None:
+            losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
+        ctx.save_for_backward(u, du, slope, valid)
+        ctx.mark_non_differentiable(slope)
+        ctx.set_materialize_grads(False)
+        return losses, slope
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        u, du, slope, valid = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives the slope must depend on the logits
+            p = (u + du).softmax(-1)
+            p = p if valid is None else torch.where(valid[:, None], p, 0.0)
+            slope = slope + (p - p.detach())
+        return slope * grad[:, None], None, None, None
+
+
+def add_gradient(s: Batch, x: Tensor, delta: Tensor) -> None:
+    """Adds `delta` to the derivative of each loss by `x` (B, ...), without changing the loss."""
+    x = torch.where(x.isfinite(), x, 0.0)  # a logit of minus infinity has no gradient
+    zeros = (delta * (x - x.detach())).flatten(1).sum(1)
+    s.charge(zeros if s.complete else torch.where(s.valid, zeros, 0.0))
+
+
+_synchronized = _warned = False
+
+
+def keep_alike() -> None:
+    """Call this from code that keeps the copies of a criterion in several processes equal."""
+    global _synchronized
+    _synchronized = True
 
 
 class Compensated(nn.Module):
@@ -146,20 +152,18 @@ class Compensated(nn.Module):
         view: term or terms for the weights :math:`w` of `views`, (B, K); see there.
         structure: term or terms that are added to the weights of a graph network's edges, (E,).
         views: the :class:`~compensate.terms.Views` of an input.
-        base: the loss :math:`l`, a function of logits (B, C) and targets (class numbers (B,), or distributions (B, C))
-            that returns (B,); cross entropy if not given. "bce" is binary cross entropy: each class is a label of its own, targets
-            are (B, C) in {0, 1} (or between), and a row of the equation, of tables and of records is one label of one sample, in the
-            order of `target.flatten()`.
-        reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`, except that the mean of a batch without valid samples
-            is 0, not NaN. `weight` may also be set later, `criterion.weight = ...`. It multiplies the summand of each sample,
-            compensation and penalty included; terms, gates, tables and records read losses and slopes without it.
-        onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point
-            of the simplex, by division by the sum, or not at all. Terms that stay on the simplex need none of it.
+        base: the loss :math:`l` of logits (B, C) and targets (class numbers (B,) or distributions (B, C)), (B,); cross entropy if not
+            given. Under "bce", binary cross entropy, each class is a label with rows of its own, and targets are (B, C) from 0 to 1.
+        reduction, weight, ignore_index: as in :func:`torch.nn.functional.cross_entropy`; the mean of a batch without valid samples is 0. The
+            weight multiplies the summand of each sample; terms, gates, tables and records read losses and slopes without it.
+        onto: how :math:`y + \Delta y` and :math:`p + \Delta p` become distributions (Eq. 6): by the nearest point of the simplex, by
+            division by the sum, or not at all.
         record: a record of each sample for :meth:`suspects`.
         check: "sync" checks index, labels and NaN at once, "async" without waiting for the device, "off" never; "auto" is "sync" on
-            the CPU and "async" on other devices and in compiled graphs.
+            the CPU and "async" elsewhere.
 
-    A term is any callable of the :class:`~compensate.terms.Batch`. Several terms under one keyword are added in order.
+    A term is any callable of the :class:`~compensate.terms.Batch`. Several terms under one keyword are added in order. In evaluation
+    mode no term is used, and the result is the plain loss.
 
     >>> criterion = Compensated()                                             # no term: cross entropy
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
@@ -168,8 +172,6 @@ class Compensated(nn.Module):
     >>> Compensated(logit=lambda s: v)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(0.4211)
 
-    In evaluation mode no term is used, and the result is the plain loss.
-
     Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (3)-(8).
     """
 
@@ -177,8 +179,6 @@ class Compensated(nn.Module):
     step: Tensor
     total: Tensor
     weight: Tensor | None
-    _told_to_compile: ClassVar[bool] = False
-    """True after the first `compile` in this process, which imports the compiler of torch and takes seconds."""
 
     def __init__(
         self,
@@ -201,30 +201,33 @@ class Compensated(nn.Module):
         record: Evidence | None = None,
     ) -> None:
         super().__init__()
-        given = {
-            "feature": feature, "logit": logit, "label": label, "prediction": prediction, "loss": loss, "gradient": gradient,
-            "view": view, "structure": structure,
+        given = zip(SLOTS, (feature, logit, label, prediction, loss, gradient, view, structure), strict=True)
+        self._in_order: dict[str, tuple[Term, ...]] = {
+            name: tuple(terms) if isinstance(terms, tuple | list) else (terms,) for name, terms in given if terms
         }  # fmt: skip
-        self.terms = nn.ModuleDict({name: Sum(terms) for name, terms in given.items() if terms})
-        self._in_order = {name: cast(Sum, found).terms for name, found in self.terms.items()}
-        self.before_logits = tuple(name for name in BEFORE if name in self._in_order)
+        wrong = [term for terms in self._in_order.values() for term in terms if not callable(term)]
+        if wrong:
+            raise InputError(f"A term is {wrong[0]!r}; expected a callable of the batch, such as a table or a module.")
+        self.terms = nn.ModuleDict({
+            name: nn.ModuleDict({str(k): term for k, term in enumerate(terms) if isinstance(term, nn.Module)})
+            for name, terms in self._in_order.items()
+        })  # fmt: skip
+        self.before_logits = tuple(name for name in ("structure", "view", "feature") if name in self._in_order)
         """The targets of this criterion that lie before the logits, in the order in which they are inferred."""
-        self._logits_and_labels = tuple(name for name in ("logit", "label", "prediction") if name in self._in_order)
-        self._losses_and_gradients = tuple(name for name in ("loss", "gradient") if name in self._in_order)
-        behind = [*self._in_order.get("loss", ()), *self._in_order.get("gradient", ())]
-        self.rewrites = not all(getattr(term, "adds", False) for term in behind)
+        self.reads_inputs = bool(self.before_logits) or views is not None
+        """True if it reads the inputs of the model."""
+        alone = {name: terms[0] for name, terms in self._in_order.items() if len(terms) == 1}
+        self.on_simplex = {name for name, term in alone.items() if getattr(term, "on_simplex", False)}
+        """Targets whose only term keeps distributions on the simplex."""
+        self.rewrites = not all(getattr(t, "adds", False) for t in self.terms_of("loss") + self.terms_of("gradient"))
         """True if a term replaces losses or gradients instead of adding to them."""
-        tables = [
-            term for term in self._in_order.get("logit", ()) if isinstance(term, Table) and term.update != "manual"
-        ]
-        self.only_tables = (
-            base is None and [*self._in_order] == ["logit"] and len(tables) == len(self._in_order["logit"])
-        )
+        self.only_tables = [*self._in_order] == ["logit"] and base is None and all(
+            isinstance(term, Table) and term.update != "manual" for term in self._in_order["logit"]
+        )  # fmt: skip
         """True if all terms are tables on logits that no optimizer moves: rows then move by the slope of the losses."""
-        if onto not in ONTO:
-            raise InputError(f'onto is "{onto}"; expected {", ".join(ONTO)}.')
         self.fast = True
         """Whether one softmax may give the losses and their slope; false computes everything by definition."""
+        one_of("onto", onto, *ONTO)
         if isinstance(base, str) and base != "bce":
             raise InputError(
                 f'base is "{base}"; expected "bce", a function of logits and targets, or none for cross entropy.'
@@ -233,21 +236,20 @@ class Compensated(nn.Module):
             raise InputError(
                 'base="bce" has no prediction=: with two outcomes it is the same as label compensation with the other sign. Write label=.'
             )
+        if view and views is None:
+            raise InputError("view= needs views=..., the transformations whose weights it sets: views=Views(shifted).")
         self.base, self.ignore_index, self.onto = base, ignore_index, onto
         self.binary = base == "bce"
         """True if each class is a label of its own."""
-        self.reduction: Reduction = checked_reduction(reduction)
+        one_of("reduction", reduction, *get_args(Reduction))
+        self.reduction: Reduction = reduction
         self.check: Check = check
         self.record, self.views = record, views
-        if "view" in self.terms and views is None:
-            raise InputError("view= needs views=..., the transformations whose weights it sets: views=Views(shifted).")
         self.register_buffer("weight", checked_weights(weight))
         for name in ("epoch", "step", "total"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
-        self._seen = self._unlearned = 0
-        self._started = False
-        self._walked: list[tuple[dict[str, nn.Module | None], tuple[nn.Module | None, ...]]] = []
-        self._found: list[Statistic] = []
+        self._seen, self._unlearned, self._started = 0, 0, False
+        self._found: tuple[tuple[nn.Module | None, ...], list[Statistic]] = ((), [])
         self.peers: Callable[[Tensor], Tensor] | None = None
         """Appends the values of other processes, if each evaluates a slice of a batch."""
         for table in self.tables():
@@ -276,10 +278,8 @@ class Compensated(nn.Module):
 
         Args:
             logits: (B, C), the output of the model; or (B, C, d1, ...), with a prediction for each place.
-            target: class numbers (B,) or (B, d1, ...), or distributions shaped like the logits; under `base="bce"`, labels shaped
-                like the logits.
-            index: (B,) row of each sample in the training set, for criteria that keep something per sample. All places of a sample
-                then share its row, which moves by the mean over them; (B, d1, ...) gives each place a row of its own.
+            target: class numbers (B,) or (B, d1, ...), or distributions or several labels shaped like the logits.
+            index: (B,) row of each sample in the training set, which all its places share, or (B, d1, ...) one of each place.
             group: (B,) or (B, d1, ...) group of each sample or place, for criteria that keep something per group.
         """
         if self.before_logits and self.training:
@@ -313,26 +313,36 @@ class Compensated(nn.Module):
 
     def infer(self, s: Batch) -> Batch:
         """Evaluates the equation for a batch: its terms and losses, and in training the steps of rows and statistics."""
-        watching = self._statistics() if s.learn else []
+        statistics = self.statistics() if s.learn else []
         self._awaits_meta = self._awaits_meta and not s.meta
         if self.before_logits and self.training:
             s.forward_pass.seed = int(torch.randint(2**62, ()).item())  # one dropout mask for all passes
-            for name in self.before_logits:
-                self._add_terms(s, name)
+            self._add_terms(s, *self.before_logits)
         _ = s.u  # the forward pass, here and not in a term that reads it under no_grad
-        early = []
-        for statistic in watching:
+        for statistic in statistics:
             statistic.check(s)
-            if statistic.observes == "logits":
-                early.append(statistic)
         undo = []
         try:
-            for statistic in early:
-                if not torch.compiler.is_compiling():
-                    undo.append(statistic.undo(s))
-                with torch.no_grad():
-                    statistic.observe(s)
-            self._find_losses(s)
+            for statistic in statistics:
+                if statistic.observes == "logits":
+                    if not torch.compiler.is_compiling():
+                        undo.append(statistic.undo(s))
+                    with torch.no_grad():
+                        statistic.observe(s)
+            if self.training:
+                self._add_terms(s, "logit", "label", "prediction")
+            constant = s.du is not None and not s.du.requires_grad and s.dp is None and s.dy is None
+            if constant and self.fast and s.learn and s.hard and self.base is None:
+                valid = None if s.complete else s.valid
+                s.l, s.slope = CrossEntropyWithSlope.apply(s.u, s.du, s.labels, valid)  # type: ignore[no-untyped-call]
+            else:
+                s.l = self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
+            if self.training and ("loss" in self._in_order or "gradient" in self._in_order):
+                self._add_terms(s, "loss", "gradient")
+                if s.dg is not None:
+                    add_gradient(s, s.u, s.dg)
+            s.loss = self.reduce(s, s.losses)
+            check_losses(s)
         except BaseException:
             for restore in undo:
                 restore()
@@ -343,40 +353,30 @@ class Compensated(nn.Module):
                 for write in s.writes:
                     write()
                 self._step_rows(s)
-                for statistic in watching:
+                for statistic in statistics:
                     if statistic.observes == "loss":
                         statistic.observe(s)
-                self._count_step(s, watching)
+                self._count_step(s, statistics)
         return s
 
-    def _find_losses(self, s: Batch) -> None:
-        if self.training:
-            for name in self._logits_and_labels:
-                self._add_terms(s, name)
-        constant = s.du is not None and not s.du.requires_grad and s.dp is None and s.dy is None
-        if constant and self.fast and s.learn and s.hard and self.base is None:
-            assert s.du is not None
-            s.l, s.slope = cross_entropy_with_slope(s.u, s.du, s.labels, None if s.complete else s.valid)
-        else:
-            s.l = self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
-        if self.training:
-            for target in self._losses_and_gradients:
-                self._add_terms(s, target)
-            if s.dg is not None:
-                add_gradient(s, s.u, s.dg)
-        s.loss = self.reduce(s, s.losses)
-        check_losses(s)
-
-    def _add_terms(self, s: Batch, name: str) -> None:
-        s.slot = SLOTS[name]
-        for term in self._in_order[name]:
-            s.add(term(s))
+    def _add_terms(self, s: Batch, *names: str) -> None:
+        """Adds the terms of some targets to the compensation of the batch."""
+        for name in names:
+            for term in self._in_order.get(name, ()):
+                s.slot = SLOTS[name]
+                delta, like = term(s), s.u if s.slot == "du" else s.like
+                if s.slot == "dx":
+                    delta = s.forward_pass.unpadded(rowwise(delta, like))
+                elif delta.shape != like.shape:
+                    delta = rowwise(delta, like)
+                    if delta.ndim and delta.shape[-1] != 1 and delta.shape[-1] != like.shape[-1]:
+                        raise InputError(
+                            f"a term of shape {tuple(delta.shape)} was given for a target of shape {tuple(like.shape)}. Give the "
+                            "table or the term as many classes as the model has outputs."
+                        )
+                so_far = getattr(s, s.slot)
+                setattr(s, s.slot, delta if so_far is None else so_far + delta)
         s.slot = None
-
-    @property
-    def reads_inputs(self) -> bool:
-        """True if it reads the inputs of the model."""
-        return bool(self.before_logits) or self.views is not None
 
     def __add__(self, other: Compensated) -> Compensated:
         """Both at once: the terms of each target are added up. Tables are shared with the two, not copied.
@@ -425,14 +425,13 @@ class Compensated(nn.Module):
         q: Tensor | None = None
         if dp is not None:
             q = (s.p if given and u.dtype.itemsize > 2 else full_precision(u).softmax(-1)) + dp
-            stays = self._stays_on_simplex("prediction")
-            q = q if stays else ONTO[self.onto](q)
-            if not stays and self.onto == "none":
+            q = q if "prediction" in self.on_simplex else ONTO[self.onto](q)
+            if "prediction" not in self.on_simplex and self.onto == "none":
                 q = q.clamp(min=SMALLEST)
                 q = q / q.sum(-1, keepdim=True)
         if dy is not None:
             y = s.y + dy
-            if not self._stays_on_simplex("label"):
+            if "label" not in self.on_simplex:
                 # Labels are corners of the simplex, where a projection has no slope. A table or an inner loop on labels
                 # uses the slope of the plane of the simplex, as a projected gradient method does.
                 y = y if self.binary else y - (dy.mean(-1, keepdim=True) - dy.mean(-1, keepdim=True).detach())
@@ -458,17 +457,13 @@ class Compensated(nn.Module):
         losses = losses if weight is None or by_class else losses * self.sample_weights(s).to(losses.dtype)
         return losses if s.complete else torch.where(s.valid, losses, 0.0)
 
-    def _stays_on_simplex(self, name: str) -> bool:
-        """True for a single term that stays on the simplex; a sum of several may leave it."""
-        terms = self.terms_of(name)
-        return len(terms) == 1 and getattr(terms[0], "on_simplex", False)
-
     def reduce(self, s: Batch, losses: Tensor) -> Tensor:
         """Losses (B,), class weights included, reduced as by torch's cross entropy."""
         if self.reduction == "none":
             return s.places.back(losses)
-        divisor = self.divisor(s) if self.reduction == "mean" else 1
-        return losses.mean() if isinstance(divisor, int) and divisor == len(losses) else losses.sum() / divisor
+        if self.reduction == "sum":
+            return losses.sum()
+        return losses.mean() if s.complete and self.weight is None and len(losses) else losses.sum() / self.divisor(s)
 
     def divisor(self, s: Batch, *, weighted: bool = True) -> Tensor | int:
         """The divisor of a mean of losses: the number of valid samples or the sum of their class weights, or 1 if that is 0.
@@ -505,8 +500,6 @@ class Compensated(nn.Module):
 
     def weighted(self, s: Batch, summands: Tensor) -> Tensor:
         """(B,) the summands of the samples, multiplied by class weights."""
-        if self.weight is None:
-            return summands
         weights = self.sample_weights(s).to(summands.dtype)
         if not self._weighs_classes(s, s.dy):
             return weights * summands
@@ -526,20 +519,21 @@ class Compensated(nn.Module):
         The fast way knows that gradient. Elsewhere autograd computes it, between the losses and the rows only. Rows on
         features, views and edges move in the backward pass of the user, without a second pass through the model.
         """
-        if not s.touched:
-            return
-        if s.fast:
+        if s.touched and not s.touched[0].rows.requires_grad:
             assert s.slope is not None
             for touched in s.touched:
-                touched.table.descend(touched, touched.summed(s.slope, s), s)
+                slope = s.places.totals(s.slope) if touched.by_sample else s.slope
+                grad = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
+                if touched.which is not None:
+                    grad = torch.zeros_like(touched.rows).index_add_(0, touched.which, grad)
+                touched.table.descend(touched, grad, s)
             return
-        now = [touched for touched in s.touched if touched.slot not in THROUGH]
+        now = {touched.rows: touched for touched in s.touched if touched.slot not in THROUGH}
         if now:
             with torch.enable_grad():
                 total = s.compensated.sum()
-            rows = [touched.rows for touched in now]
-            grads = torch.autograd.grad(total, rows, retain_graph=True, materialize_grads=True)
-            for touched, grad in zip(now, grads, strict=True):
+            grads = torch.autograd.grad(total, [*now], retain_graph=True, materialize_grads=True)
+            for touched, grad in zip(now.values(), grads, strict=True):
                 touched.table.descend(touched, grad, s)
         later = [touched for touched in s.touched if touched.slot in THROUGH]
         if not later:
@@ -562,35 +556,29 @@ class Compensated(nn.Module):
             touched.rows.register_hook(partial(hook, touched, of_edges if touched.slot == "da" else summed))
 
     def compile(self, *args: Any, **settings: Any) -> None:
-        """As of every module: later calls run a compiled graph.
-
-        A compiled graph guards everything it was made from. Guards on global functions are skipped, unless `mode` or `options`
-        are given.
-        """
-        torch.compiler.assume_constant_result(find_statistics)
-        Compensated._told_to_compile = True
+        """As of every module: later calls run a compiled graph, without guards on global functions by default."""
+        self.statistics()
         skipped = getattr(torch.compiler, "skip_guard_on_globals_unsafe", None)  # torch 2.4 has none
         if skipped is not None and not settings.keys() & {"mode", "options"}:
             settings["options"] = {"guard_filter_fn": skipped}
         super().compile(*args, **settings)
 
-    def _count_step(self, s: Batch, watching: list[Statistic]) -> None:
+    def _count_step(self, s: Batch, statistics: list[Statistic]) -> None:
         """Counts the step, and warns of calls that are missing in the training loop."""
+        global _warned
         self.step.add_(1)
         if torch.compiler.is_compiling():
             return
-        for rolling in watching:
-            if not rolling.rolls:
-                continue
-            before, self._seen = self._seen, self._seen + s.visits
+        rolling = [*filter(attrgetter("rolls"), statistics)]
+        if rolling:
+            before, self._seen = self._seen, self._seen + s.places.visits
             sizes = [m.num_samples for m in self.modules() if isinstance(m, Sample | Statistic) and m.num_samples]
             if sizes and before <= 1.5 * max(sizes) < self._seen:
                 warnings.warn(
-                    f"{type(rolling).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
+                    f"{type(rolling[0]).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
                     f"for {self._seen} samples of a set of {max(sizes)}. Call it after each epoch.",
                     stacklevel=2,
                 )
-            break
         if self._awaits_meta:
             self._unlearned += 1
             if self._unlearned == PATIENCE:
@@ -599,15 +587,21 @@ class Compensated(nn.Module):
                     "stays as it is. Call compensate.meta_step(criterion, model, batch, clean, lr=...) before each step.",
                     stacklevel=2,
                 )
-        if watching or self.keeps_rows:
-            warn_of_copies()
+        alone = _synchronized or _warned or not (dist.is_available() and dist.is_initialized())
+        if (statistics or self.keeps_rows) and not alone and dist.get_world_size() > 1:
+            _warned = True
+            warnings.warn(
+                f"{dist.get_world_size()} processes evaluate copies of this criterion on their own slices of a batch: tables, records and "
+                "suspects will differ in each of them. Write criterion(*together(model(x), target, index)) in every step, or "
+                "Exchange(criterion) before the first step and exchange.end_epoch() after each epoch; both are in compensate.training.",
+                stacklevel=2,
+            )
 
     # --- time -------------------------------------------------------------------------------------------------
 
     def start(self, total_steps: int) -> Compensated:
         """Sets the number of training steps, for schedules over `progress`; returns the criterion."""
-        if total_steps <= 0:
-            raise InputError(f"total_steps is {total_steps}; expected epochs times batches, a positive number.")
+        check(total_steps > 0, "epochs times batches, a positive number", total_steps=total_steps)
         self.total.fill_(total_steps)
         self._started = True
         return self
@@ -637,24 +631,17 @@ class Compensated(nn.Module):
         """All tables, those inside terms included."""
         return (m for m in self.modules() if isinstance(m, Table))
 
-    def statistics(self) -> Iterator[Statistic]:
-        """All statistics, those inside terms included."""
-        return iter(self._statistics())
-
-    def _statistics(self) -> list[Statistic]:
-        """In the order of `modules()`. Cached, because every step needs it, until a module is replaced."""
-        if not torch.compiler.is_compiling():
-            for held, before in self._walked:
-                if (*held.values(),) != before:
-                    break
-            else:
-                # A shallow copy of a criterion has modules of its own.
-                if self._walked and self._walked[0][0] is self._modules:
-                    return self._found
-        elif not Compensated._told_to_compile:
-            return statistics_among(self.modules())
-        find_statistics(self, self.record)
-        return self._found
+    def statistics(self) -> list[Statistic]:
+        """All statistics, those inside terms included; cached until a module of the criterion is replaced."""
+        if torch.compiler.is_compiling() and self._found[0]:  # a graph would guard every module that it walks through
+            found = [statistic for statistic in self._found[1] if not isinstance(statistic, Evidence)]
+            return found if self.record is None else [*found, self.record]
+        if torch.compiler.is_compiling():
+            return [module for module in self.modules() if isinstance(module, Statistic)]
+        children = (*self._modules.values(),)
+        if self._found[0] != children:
+            self._found = children, [module for module in self.modules() if isinstance(module, Statistic)]
+        return self._found[1]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         check_state({**dict(self.named_buffers()), **dict(self.named_parameters())}, state_dict, prefix)
@@ -677,7 +664,12 @@ class Compensated(nn.Module):
         >>> print(Compensated(logit=(Sample(9, 3, penalty=L1(0.1)), Category(3, 3, update="meta"))).taxonomy)
         logit · mixed · regularized+meta · sample+category
         """
-        return taxonomy_of({name: self.terms_of(name) for name in self.terms})
+        if not self._in_order:
+            return Taxonomy("none", "none", "none", "none")
+        axes = [axis for many in self._in_order.values() for term in many for axis in _axes(term)]
+        directions, inferences, granularities = (dict.fromkeys(names) for names in zip(*axes, strict=True))
+        direction = "mixed" if len(directions) > 1 else next(iter(directions))
+        return Taxonomy("+".join(self._in_order), direction, "+".join(inferences), "+".join(granularities))
 
     @property
     def nbytes(self) -> int:
@@ -686,11 +678,58 @@ class Compensated(nn.Module):
         return counted + sum(table.nbytes for table in self.tables())
 
     def __repr__(self) -> str:
-        terms: dict[str, tuple[Term, ...]] = {SLOTS[name]: self.terms_of(name) for name in self.terms}
-        text = equation_text(self.reduction, terms, penalized=any(t.penalty for t in self.tables()))
-        return f"{text}\n  {self.taxonomy} · holds {in_bytes(self.nbytes)}"
+        """The equation with the compensation of the criterion, and a line for each.
+
+        >>> print(repr(Compensated(logit=abs)).splitlines()[0])
+        mean_i [ l( S(f(x_i) + du_i), y_i ) ]
+        """
+        terms = {SLOTS[name]: some for name, some in self._in_order.items()}
+        x = "x_i" + " + V_i dv_i" * ("dv" in terms) + " + dx_i" * ("dx" in terms) + "; A + da" * ("da" in terms)
+        p = f"S(f({x}){' + du_i' * ('du' in terms)})" + " + dp_i" * ("dp" in terms)
+        tail = " + dl_i" * ("dl" in terms) + " + penalty_i" * any(table.penalty for table in self.tables())
+        tail += " + <dg_i, u_i - [u_i]>" * ("dg" in terms)  # in brackets, a constant
+        summand = f"l( {p}, y_i{' + dy_i' * ('dy' in terms)} ){tail}"
+        lines = [summand if self.reduction == "none" else f"{self.reduction}_i [ {summand} ]"]
+        for letters, some in terms.items():
+            texts = (repr(t) if isinstance(t, nn.Module) else getattr(t, "__name__", repr(t)) for t in some)
+            lines.append(f"  {letters} = {' + '.join(' '.join(text.split()) for text in texts)}")
+        units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1))
+        unit, size = next((unit for unit in units if self.nbytes >= unit[1]), units[-1])
+        held = f"{self.nbytes / size:.2g}" if self.nbytes < 10 * size and size > 1 else f"{self.nbytes / size:.0f}"
+        return "\n".join([*lines, f"  {self.taxonomy} · holds {held} {unit}"])
 
     def _repr_html_(self) -> str:
         """The equation in a notebook."""
         first, *rest = repr(self).split("\n")
         return element("pre", element("b", escape(first, 2000)), escape("\n" + "\n".join(rest), 10_000))
+
+
+# --- measures of compensation ----------------------------------------------------------------------------------------
+
+TOLERANCE = 1e-6
+"""Relative changes of a loss below this count as none."""
+
+
+def measured(s: Batch) -> Tensor:
+    r"""(B,) the sign of :math:`l'_i - l_i`: +1 if compensation raised the loss, -1 if it lowered it, else 0.
+
+    In the paper's words +1 is *negative* compensation (the sample counts more) and -1 is *positive*.
+
+    >>> from compensate.terms import Pull
+    >>> criterion = Compensated(logit=Pull(1.0))
+    >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[3.0, 0.8], [0.1, 0.0]]), torch.tensor([1, 0]))
+    >>> measured(s)
+    tensor([-1., -1.])
+    """
+    moved = change(s)
+    return torch.where(moved.abs() <= TOLERANCE * (1 + s.plain_losses.abs()), 0.0, moved.sign())
+
+
+def change(s: Batch) -> Tensor:
+    r"""(B,) :math:`l'_i - l_i`, constants; where gradients are compensated, with :math:`\langle \Delta g_i, g_i \rangle` added.
+
+    A gradient term does not change the value of the loss. It makes a sample count more if it lengthens its gradient, as a
+    higher loss does, hence the same sign.
+    """
+    moved = s.compensated.detach() - s.plain_losses
+    return moved if s.dg is None else moved + (s.dg.detach() * s.gradient).sum(-1)

@@ -8,7 +8,6 @@ those made inside `holding_rows` keep a range of them.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,11 +16,27 @@ from typing import Any, final
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from compensate.core.validation import is_eager_cpu
 from compensate.errors import InputError
+
+_simulated = False
+"""Tests on machines without another device set it, and CPU tensors are then treated like tensors of another device."""
+
+CHUNK = 2**17
+"""Entries that stay in the cache of a processor. Larger temporaries cause page faults, which cost more than arithmetic."""
+
+
+def is_eager_cpu(values: Tensor) -> bool:
+    """True for eager CPU tensors, whose values can be read without waiting for a device or breaking a compiled graph."""
+    return values.is_cpu and not _simulated and not torch.compiler.is_compiling()
+
+
+def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors (B, ...) in chunks of rows; in one unless the first is an eager CPU tensor of more than `CHUNK` entries."""
+    rows, entries = len(tensors[0]), tensors[0].numel()
+    length = max(1, CHUNK * rows // entries) if entries > CHUNK and is_eager_cpu(tensors[0]) else max(1, rows)
+    return zip(*(t.split(length) for t in tensors), strict=True)
 
 
 @final
@@ -30,6 +45,7 @@ class Places:
 
     Args:
         target: class numbers (B, d1, ...), distributions (B, C, d1, ...), or with `binary` labels (B, C, d1, ...).
+        index: (B,) or (B, d1, ...) rows of tables.
         binary: true if each class is a label of its own, under binary cross entropy: then a row is one label of one place.
 
     >>> places = Places(torch.zeros(2, 5, 4, dtype=torch.long))
@@ -44,24 +60,34 @@ class Places:
     """(d1, ...) of a sample."""
     labels = 1
     """Labels of a place: C under binary cross entropy, else 1."""
-    dense = False
-    """True if a sample has many places."""
     each = 1
     """Rows of a sample."""
+    dense = False
+    """True if a sample has many places."""
     several = False
     """True if a sample has several rows, of places or of labels."""
+    shared_index = False
+    """True if the index names samples with many places, which all read one row."""
 
-    def __init__(self, target: Tensor, *, binary: bool = False) -> None:
+    def __init__(self, target: Tensor, index: Any = None, *, binary: bool = False) -> None:
+        if not isinstance(target, Tensor):
+            raise InputError(
+                f"target is a {type(target).__name__}; expected a tensor on the device of the logits: write torch.as_tensor(target)."
+            )
         sizes = target.shape
-        self.batch = sizes[0] if sizes else 0
+        self.batch = self.visits = sizes[0] if sizes else 0
         self.binary, self.by_class = binary, binary or target.is_floating_point()
         if len(sizes) < 2 and not binary:
             return
         self.shape = tuple(sizes[2:] if self.by_class else sizes[1:])
         self.labels = sizes[1] if binary and len(sizes) > 1 else 1
-        self.dense = bool(self.shape)
         self.each = math.prod(self.shape) * self.labels
+        self.dense = bool(self.shape)
         self.several = self.dense or binary
+        named = isinstance(index, Tensor) and index.shape == (self.batch,)
+        self.shared_index = self.dense and named and self.each > 0
+        self.visits = self.batch * (self.each if index is not None and not self.shared_index else self.labels)
+        """The number of table rows that the batch reads: samples, or the places that the index names, times their labels."""
 
     def one_class_each(self, reader: str) -> None:
         """Raises if inputs have several labels; `reader` names the term that needs one class."""
@@ -76,9 +102,24 @@ class Places:
         if not self.several or not isinstance(values, Tensor):
             return values
         labels = values.shape[1:2] if not self.binary else (self.labels,)
-        if values.shape != (self.batch, *labels, *self.shape) or values.ndim < 2:
-            raise InputError(_unlike(values, self, name))
-        return _by_row(values, self.binary)
+        if values.shape == (self.batch, *labels, *self.shape) and values.ndim > 1:
+            return self._by_row(values)
+        if self.binary:
+            wanted = f'{(self.batch, self.labels, *self.shape)}: base="bce" has a target, 0 or 1, for each of them'
+        else:
+            wanted = f"(batch, classes, ...) = {(self.batch, 'C', *self.shape)}".replace("'", "")
+            wanted += " for distributions" if self.by_class else " for class numbers"
+            wanted += (
+                " with an axis for places. One class a sample is (batch,) class numbers; distributions are floating point; several "
+                'classes at once are base="bce"'
+            )
+        raise InputError(
+            f"{name} have shape {tuple(values.shape)} for a target whose places are {self.shape}; expected {wanted}."
+        )
+
+    def _by_row(self, values: Tensor) -> Tensor:
+        values = values.movedim(1, -1)
+        return values.flatten()[:, None] if self.binary else values.flatten(0, -2)
 
     def targets(self, target: Tensor) -> Tensor:
         """(R,) class numbers or (R, C) distributions; (R, 1) labels if each class is one."""
@@ -89,7 +130,7 @@ class Places:
             )
         if not self.several:
             return target
-        return _by_row(target, self.binary) if self.by_class else target.flatten()
+        return self._by_row(target) if self.by_class else target.flatten()
 
     def expanded(self, values: Tensor, name: str) -> Tensor:
         """(R,) of one value for each sample (B,), or for each place (B, d1, ...); labels of a place share it."""
@@ -102,12 +143,6 @@ class Places:
             )
         values = values.reshape(self.batch, math.prod(values.shape[1:]), 1)
         return values.expand(self.batch, self.each // self.labels, self.labels).flatten()
-
-    def pairs(self, index: Tensor) -> Tensor:
-        """(R,) rows of tables for samples or places (R,): with several labels, each has a row of its own."""
-        if self.labels == 1:
-            return index
-        return index * self.labels + self.classes(index)
 
     def classes(self, like: Tensor) -> Tensor:
         """(R,) which label a row is about; zeros unless each class is one."""
@@ -122,17 +157,18 @@ class Places:
         shaped = values.reshape(self.batch, *self.shape, *values.shape[1:])
         return shaped if values.ndim == 1 else shaped.movedim(-1, 1)
 
+    def _by_place(self, values: Tensor) -> Tensor:
+        """(B, places, labels, ...) of values (R, ...)."""
+        return values.reshape(self.batch, self.each // self.labels, self.labels, *values.shape[1:])
+
     def pooled(self, values: Tensor, valid: Tensor) -> Tensor:
         """(B * labels, ...) the means of values (R, ...) over the places of a sample that are valid (R,); 0 where none is."""
-        by_place, rest = (self.batch, self.each // self.labels, self.labels), (1,) * (values.ndim - 1)
-        counts = valid.reshape(by_place).sum(1).clamp(min=1).reshape(self.batch, self.labels, *rest)
-        values = torch.where(valid.reshape(-1, *rest), values, 0.0).reshape(*by_place, *values.shape[1:])
-        return (values.sum(1) / counts).flatten(0, 1)
+        counts = self.totals(valid).clamp(min=1)
+        return self.totals(torch.where(rowwise(valid, values), values, 0.0)) / rowwise(counts, values)
 
     def totals(self, values: Tensor) -> Tensor:
         """(B * labels, ...) the sums of values (R, ...) over the places of a sample."""
-        by_place = (self.batch, self.each // self.labels, self.labels, *values.shape[1:])
-        return values.reshape(by_place).sum(1).flatten(0, 1)
+        return self._by_place(values).sum(1).flatten(0, 1)
 
     def spread(self, values: Tensor) -> Tensor:
         """(R, ...) of (B * labels, ...), the same for all places of a sample."""
@@ -141,29 +177,11 @@ class Places:
 
     def firsts(self, values: Tensor) -> Tensor:
         """(B * labels,) the value of the first place of each sample."""
-        return values.reshape(self.batch, self.each // self.labels, self.labels)[:, 0].flatten()
+        return self._by_place(values)[:, 0].flatten()
 
     def of_sample(self, values: Tensor) -> Tensor:
         """(B, n) values of rows (R,), sample by sample."""
         return values.reshape(self.batch, self.each)
-
-
-def _by_row(values: Tensor, binary: bool) -> Tensor:
-    values = values.movedim(1, -1)
-    return values.flatten()[:, None] if binary else values.flatten(0, -2)
-
-
-def _unlike(values: Tensor, places: Places, name: str) -> str:
-    if places.binary:
-        wanted = f'{(places.batch, places.labels, *places.shape)}: base="bce" has a target, 0 or 1, for each of them'
-    else:
-        wanted = f"(batch, classes, ...) = {(places.batch, 'C', *places.shape)}".replace("'", "")
-        wanted += " for class numbers" if not places.by_class else " for distributions"
-        wanted += (
-            " with an axis for places. One class a sample is (batch,) class numbers; distributions are floating point; several "
-            'classes at once are base="bce"'
-        )
-    return f"{name} have shape {tuple(values.shape)} for a target whose places are {places.shape}; expected {wanted}."
 
 
 def rowwise(v: Any, like: Tensor) -> Any:
@@ -171,21 +189,12 @@ def rowwise(v: Any, like: Tensor) -> Any:
 
     Axes are inserted after the first: one row of a text table then applies to all tokens of its sample.
 
-    >>> rowwise(torch.ones(4), torch.ones(4, 7, 3)).shape
-    torch.Size([4, 1, 1])
-    >>> rowwise(torch.ones(4, 3), torch.ones(4, 7, 3)).shape
-    torch.Size([4, 1, 3])
+    >>> rowwise(torch.ones(4), torch.ones(4, 7, 3)).shape, rowwise(torch.ones(4, 3), torch.ones(4, 7, 3)).shape
+    (torch.Size([4, 1, 1]), torch.Size([4, 1, 3]))
     """
     if not isinstance(v, Tensor) or v.ndim == 0 or v.ndim >= like.ndim:
         return v
-    if v.ndim == 1 and like.ndim == 2:
-        return v.unsqueeze(1)
     return v.reshape(v.shape[:1] + (1,) * (like.ndim - v.ndim) + v.shape[1:])
-
-
-def along(values: Tensor, rows: Tensor) -> Tensor:
-    """One value for each row (B,), shaped to broadcast against the rows (B, *shape)."""
-    return values.reshape((-1,) + (1,) * (rows.ndim - 1))
 
 
 # --- rows of tables and statistics ---------------------------------------------------------------------------------
@@ -193,12 +202,7 @@ def along(values: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HeldRows:
-    """A range of samples.
-
-    Attributes:
-        first, last: the range, without `last`.
-        of: the number of all samples.
-    """
+    """A range of samples, `first` to `last` (exclusive) `of` all."""
 
     first: int
     last: int
@@ -226,14 +230,7 @@ def holding_rows(rows: HeldRows) -> Iterator[None]:
 
 
 def held_range(rows: int) -> range:
-    """The range of `rows` table rows that this process holds; a sample may have several consecutive rows.
-
-    >>> held_range(100)
-    range(0, 100)
-    >>> with holding_rows(HeldRows(20, 50, of=100)):
-    ...     held_range(200)
-    range(40, 100)
-    """
+    """The range of `rows` table rows that this process holds; a sample may have several consecutive rows."""
     held = _held.get()
     if held is None:
         return range(rows)
@@ -241,47 +238,23 @@ def held_range(rows: int) -> range:
     return range(held.first * each, held.last * each)
 
 
-_synchronized = _warned = False
-
-
-def keep_alike() -> None:
-    """Call this from code that keeps the copies of a criterion in several processes equal."""
-    global _synchronized
-    _synchronized = True
-
-
-def warn_of_copies() -> None:
-    """Warns once if this is one of several processes and nothing keeps their copies of a criterion equal."""
-    global _warned
-    if _synchronized or _warned or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return
-    _warned = True
-    warnings.warn(
-        f"{dist.get_world_size()} processes evaluate copies of this criterion on their own slices of a batch: tables, records and suspects "
-        "will differ in each of them. Write criterion(*together(model(x), target, index)) in every step, or Exchange(criterion) before "
-        "the first step and exchange.end_epoch() after each epoch; both are in compensate.training.",
-        stacklevel=2,
-    )
-
-
-def distinct_rows(keys: Tensor) -> tuple[Tensor, Tensor | None]:
+def distinct_rows(keys: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """Distinct keys and the position of each sample's key among them; None if all keys are distinct.
 
     Except for eager CPU tensors all keys are returned, and equal keys have the position of their first occurrence: shapes
-    then do not depend on values.
+    then do not depend on values. An `index` (B,) that is still on the host shows without waiting that all keys are distinct.
     """
-    if not is_eager_cpu(keys):
-        return keys, first_places(keys)
-    ordered = np.sort(keys.numpy())
-    if not (ordered[1:] == ordered[:-1]).any():
-        return keys, None
-    return keys.unique(return_inverse=True)
+    host = keys if is_eager_cpu(keys) or index is None or index.shape != keys.shape else index
+    if is_eager_cpu(host):
+        ordered = np.sort(host.numpy())
+        if not (ordered[1:] == ordered[:-1]).any():
+            return keys, None
+    return keys.unique(return_inverse=True) if host is keys and is_eager_cpu(keys) else (keys, first_places(keys))
 
 
 def first_places(keys: Tensor) -> Tensor:
     """(B,) the position of the first equal key.
 
-    >>> import torch
     >>> first_places(torch.tensor([7, 8, 7]))
     tensor([0, 1, 0])
     """
@@ -310,4 +283,4 @@ def put_rows(kept: Tensor, index: Tensor, rows: Tensor, valid: Tensor | None) ->
     # Shapes do not depend on values: every sample adds a difference, which is zero if it is ignored or a repetition.
     first = first_places(torch.where(valid, index, -1)) == torch.arange(len(index), device=index.device)
     index = index.clamp(min=0)
-    kept.index_add_(0, index, torch.where(along(valid & first, rows), rows - kept[index], 0))
+    kept.index_add_(0, index, torch.where(rowwise(valid & first, rows), rows - kept[index], 0))

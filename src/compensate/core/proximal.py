@@ -1,9 +1,6 @@
 r"""Proximal maps and projections for numpy arrays and torch tensors; penalties and bounds of learned tables.
 
 The proximal map of a penalty :math:`r` moves a value toward zero: :math:`\mathrm{prox}_{t r}(v) = \arg\min_w \tfrac12 \|w - v\|^2 + t\, r(w)`.
-The learned tables, the adversarial
-loop and the scikit-learn estimators all use the functions of this file.
-
 A *row* is one entry of the first axis with all its other axes; `t` and `radius` are numbers or one value per row.
 """
 
@@ -16,13 +13,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from compensate.core.batch import Batch, Value, at
-from compensate.core.fast import chunk_length
-from compensate.errors import InputError
+from compensate.core.batch import Batch, Value
+from compensate.core.layout import CHUNK, chunks
+from compensate.errors import InputError, check
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 Norm = Literal["l2", "linf"]
-
 
 TINY = float(np.finfo(np.float32).tiny)
 
@@ -50,20 +46,6 @@ def row_norm(v: Array) -> Array:
     return flat.reshape((-1,) + (1,) * (v.ndim - 1))
 
 
-def row_sizes(v: torch.Tensor) -> torch.Tensor:
-    """(R,) the l1 norm of each row (R, *shape).
-
-    >>> row_sizes(torch.tensor([[1.0, -2.0]]))
-    tensor([3.])
-    """
-    if v.ndim == 1:
-        return v.abs()
-    length = chunk_length(v)
-    if length >= len(v):
-        return v.flatten(1).abs().sum(1)
-    return torch.cat([row_sizes(part) for part in v.split(length)])
-
-
 def soft_threshold(v: Array, t: Any) -> Array:
     r"""The proximal map of :math:`t\|v\|_1`: every entry moves toward zero by `t` and stops there.
 
@@ -83,8 +65,7 @@ def group_soft_threshold(v: Array, t: Any) -> Array:
     tensor([[2.4000, 3.2000],
             [0.0000, 0.0000]])
     """
-    norm = row_norm(v)
-    return v * (1 - _per_row(t, v) / norm.clip(TINY)).clip(0)
+    return v * (1 - _per_row(t, v) / row_norm(v).clip(TINY)).clip(0)
 
 
 def hard_threshold(v: Array, t: Any) -> Array:
@@ -108,10 +89,8 @@ def shrink(v: Array, t: Any) -> Array:
 def project_ball(v: Array, radius: Any, norm: Norm) -> Array:
     r"""The nearest point of each row in the ball :math:`\|v_i\| \le` `radius`.
 
-    >>> project_ball(torch.tensor([[3.0, 4.0]]), 1.0, "l2")
-    tensor([[0.6000, 0.8000]])
-    >>> project_ball(torch.tensor([[3.0, 0.4]]), 1.0, "linf")
-    tensor([[1.0000, 0.4000]])
+    >>> project_ball(torch.tensor([[3.0, 4.0]]), 1.0, "l2"), project_ball(torch.tensor([[3.0, 0.4]]), 1.0, "linf")
+    (tensor([[0.6000, 0.8000]]), tensor([[1.0000, 0.4000]]))
     """
     radius = _per_row(radius, v)
     if norm == "linf":
@@ -137,11 +116,7 @@ def project_simplex(v: Array) -> Array:
 
 
 def normalized(q: torch.Tensor) -> torch.Tensor:
-    """Rows divided by their sum, entries cut off at zero first.
-
-    >>> normalized(torch.tensor([[1.0, 3.0, -1.0]]))
-    tensor([[0.2500, 0.7500, 0.0000]])
-    """
+    """Rows divided by their sum, entries cut off at zero first."""
     q = q.clamp(min=0)
     return q / q.sum(-1, keepdim=True).clamp(min=SMALLEST)
 
@@ -173,11 +148,17 @@ class Penalty(Protocol):
 
 
 class _WeightedPenalty(torch.nn.Module):
+    """A penalty whose weight `lam` is a number or a callable of the batch."""
+
     def __init__(self, lam: Value) -> None:
         super().__init__()
         if not callable(lam) and lam < 0:
             raise InputError(f"lambda is {lam}; a penalty needs lambda >= 0 (0: no penalty; large: no compensation).")
         self.lam = lam
+
+    def weight(self, s: Batch) -> Any:
+        """The weight for this batch."""
+        return self.lam(s) if callable(self.lam) else self.lam
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.lam})"
@@ -187,99 +168,75 @@ class _WeightedPenalty(torch.nn.Module):
 class L1(_WeightedPenalty):
     r"""The sparse penalty :math:`\lambda \|v_i\|_1`: most rows stay exactly zero.
 
-    Args:
-        lam: its weight, a number or a callable of the batch.
-
-    >>> import torch
     >>> L1(1.0).prox(torch.tensor([[0.5, -3.0]]), 1.0, None)
     tensor([[ 0., -2.]])
     """
 
     def forward(self, v: torch.Tensor, s: Batch) -> torch.Tensor:
-        """(R,) the penalty of each row."""
-        return at(self.lam, s) * row_sizes(v)
+        if v.numel() > CHUNK and v.ndim > 1:
+            sizes = torch.cat([part.abs().flatten(1).sum(1) for (part,) in chunks(v)])
+        else:
+            sizes = v.abs().flatten(1).sum(1) if v.ndim > 1 else v.abs()
+        return self.weight(s) * sizes
 
     def prox(self, v: torch.Tensor, step: float, s: Batch) -> torch.Tensor:
-        """Soft thresholding."""
-        return soft_threshold(v, step * at(self.lam, s))
+        return soft_threshold(v, step * self.weight(s))
 
     def subgradient(self, v: torch.Tensor, s: Batch) -> torch.Tensor:
-        """The sign, zero at zero."""
-        return at(self.lam, s) * v.sign()
+        return self.weight(s) * v.sign()
 
 
 @final
 class L2(_WeightedPenalty):
     r"""The smooth penalty :math:`\tfrac{\lambda}{2} \|v_i\|_2^2`: rows shrink and never vanish.
 
-    Args:
-        lam: its weight, a number or a callable of the batch.
-
-    >>> import torch
     >>> L2(1.0).prox(torch.tensor([[0.5, -3.0]]), 1.0, None)
     tensor([[ 0.2500, -1.5000]])
     """
 
     def forward(self, v: torch.Tensor, s: Batch) -> torch.Tensor:
-        """(R,) the penalty of each row."""
-        return at(self.lam, s) / 2 * row_norm(v).flatten().square()
+        return self.weight(s) / 2 * row_norm(v).flatten().square()
 
     def prox(self, v: torch.Tensor, step: float, s: Batch) -> torch.Tensor:
-        """Division by one plus the weight."""
-        return shrink(v, step * at(self.lam, s))
+        return shrink(v, step * self.weight(s))
 
     def subgradient(self, v: torch.Tensor, s: Batch) -> torch.Tensor:
-        """The gradient."""
-        return at(self.lam, s) * v
+        return self.weight(s) * v
 
 
 @final
 class GroupL2(_WeightedPenalty):
     r"""The penalty :math:`\lambda \|v_i\|_2`: whole rows vanish, the others keep all their entries.
 
-    Args:
-        lam: its weight, a number or a callable of the batch.
-
-    >>> import torch
     >>> GroupL2(1.0).prox(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0, None)
     tensor([[2.4000, 3.2000],
             [0.0000, 0.0000]])
     """
 
     def forward(self, v: torch.Tensor, s: Batch) -> torch.Tensor:
-        """(R,) the penalty of each row."""
-        return at(self.lam, s) * row_norm(v).flatten()
+        return self.weight(s) * row_norm(v).flatten()
 
     def prox(self, v: torch.Tensor, step: float, s: Batch) -> torch.Tensor:
-        """Soft thresholding of the length of each row."""
-        return group_soft_threshold(v, step * at(self.lam, s))
+        return group_soft_threshold(v, step * self.weight(s))
 
     def subgradient(self, v: torch.Tensor, s: Batch) -> torch.Tensor:
-        """The direction of each row, zero at zero."""
-        return at(self.lam, s) * v / row_norm(v).clamp(min=1e-12)
+        return self.weight(s) * v / row_norm(v).clamp(min=1e-12)
 
 
 @final
 class Ball(torch.nn.Module):
-    r"""The bound :math:`\|v_i\| \le` `radius`.
+    r"""The bound :math:`\|v_i\| \le` `radius` in the norm "l2" or "linf".
 
-    Args:
-        radius: of the ball, positive.
-        norm: "l2" or "linf".
-
-    >>> import torch
     >>> Ball(1.0)(torch.tensor([[3.0, 4.0]]))
     tensor([[0.6000, 0.8000]])
     """
 
     def __init__(self, radius: float, norm: Norm = "l2") -> None:
         super().__init__()
-        if radius <= 0:
-            raise InputError(f"radius is {radius}; a bound needs a positive radius.")
+        check(radius > 0, "a positive radius", radius=radius)
         self.radius, self.norm = radius, norm
 
     def forward(self, v: torch.Tensor) -> torch.Tensor:
-        """The nearest rows in the ball."""
         return project_ball(v, self.radius, self.norm)
 
     def __repr__(self) -> str:
@@ -290,7 +247,6 @@ class Ball(torch.nn.Module):
 class AtLeast(torch.nn.Module):
     """The bound that every entry is at least `low`.
 
-    >>> import torch
     >>> AtLeast(0.0)(torch.tensor([[3.0, -4.0]]))
     tensor([[3., 0.]])
     """
@@ -300,7 +256,6 @@ class AtLeast(torch.nn.Module):
         self.low = low
 
     def forward(self, v: torch.Tensor) -> torch.Tensor:
-        """The nearest rows in the set."""
         return v.clamp(min=self.low)
 
     def __repr__(self) -> str:
@@ -311,22 +266,16 @@ class AtLeast(torch.nn.Module):
 class Between(torch.nn.Module):
     """The bound that every entry lies between two numbers.
 
-    Args:
-        low, high: the smallest and the largest entry.
-
-    >>> import torch
     >>> Between(-1.0, 0.0)(torch.tensor([-3.0, -0.5, 2.0]))
     tensor([-1.0000, -0.5000,  0.0000])
     """
 
     def __init__(self, low: float, high: float) -> None:
         super().__init__()
-        if low > high:
-            raise InputError(f"low={low}, high={high}; expected low <= high.")
+        check(low <= high, "low <= high", low=low, high=high)
         self.low, self.high = low, high
 
     def forward(self, v: torch.Tensor) -> torch.Tensor:
-        """The nearest rows in the set."""
         return v.clamp(self.low, self.high)
 
     def __repr__(self) -> str:

@@ -21,10 +21,9 @@ _WRITING = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 class ModelStages(NamedTuple):
-    """A model cut where compensation may enter: `head(features(embed(x) + dx))`.
+    """A model cut where compensation may enter: `head(features(embed(x) + dx))`, or run whole if it has no such methods.
 
-    A model without these three methods is run whole; then only `dx` on raw input is possible. A graph network has
-    `structure`, (E,) the weights of its edges, and takes a change of them: `model(x, change)`.
+    A graph network has `structure`, (E,) the weights of its edges, and takes a change of them: `model(x, change)`.
     """
 
     embed: Callable[[Any], Any] | None
@@ -37,28 +36,14 @@ class ModelStages(NamedTuple):
     @classmethod
     def of(cls, model: Callable[[Any], Tensor]) -> ModelStages:
         """The stages that `model` offers by the names `embed`, `features`, `head` and `padding`, and its `structure`."""
-        features, head = getattr(model, "features", None), getattr(model, "head", None)
-        staged = callable(features) and callable(head)
-        return cls(
-            embed=getattr(model, "embed", None) if staged else None,
-            features=features if staged else None,
-            head=head if staged else None,
-            whole=model,
-            padding=getattr(model, "padding", None) if staged else None,
-            structure=getattr(model, "structure", None),
-        )
+        found = {name: getattr(model, name, None) for name in ("embed", "features", "head", "padding")}
+        if not callable(found["features"]) or not callable(found["head"]):
+            found = dict.fromkeys(found)
+        return cls(**found, whole=model, structure=getattr(model, "structure", None))
 
 
 class ForwardPass:
-    """The model on one batch, with compensation of edges, views and features.
-
-    Args:
-        model: maps `x` to logits.
-        x: the input batch.
-        places: the layout of the batch.
-        views: the views of the criterion, if it has any.
-        device: of the batch.
-    """
+    """The model on one batch, with compensation of edges, views and features."""
 
     def __init__(
         self, model: Callable[[Any], Tensor], x: Any, places: Places, views: Views | None, device: torch.device
@@ -88,6 +73,16 @@ class ForwardPass:
                 "methods, embed(x), features(e) and head(z): compensation is then added to embed(x)."
             )
         return e
+
+    @property
+    def structure(self) -> Tensor:
+        """(E,) the weights of the edges of a graph network."""
+        if self.stages.structure is None:
+            raise InputError(
+                "Structure compensation changes the edges of a graph, and this model has none. Use a graph network with "
+                "the attribute structure, (E,) the weights of its edges, such as compensate.models.GCN."
+            )
+        return self.stages.structure
 
     @property
     def differences(self) -> Tensor:

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, cast, final
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.core.batch import Batch
-from compensate.core.fast import chunk_length
-from compensate.core.layout import distinct_rows, held_range
-from compensate.core.proximal import row_sizes
-from compensate.core.validation import checked_classes, checked_index, is_eager_cpu
-from compensate.errors import InputError
+from compensate.core.layout import chunks, distinct_rows, held_range, is_eager_cpu
+from compensate.core.validation import checked_classes, checked_index
+from compensate.errors import InputError, check, one_of
 
 Score = Literal["loss", "size", "margin"]
 Recorded = Literal["loss", "size", "margin", "agreement"]
 Merge = Literal["sum", "mean", "rows", "same"]
 
 
-class Statistic(nn.Module, ABC):
+class Statistic(nn.Module):
     """A statistic of the training. As a value it returns its entries for the samples of the batch.
 
-    Each buffer declares how to merge the copies of several processes: "sum" adds them; "mean" averages them; "rows" takes the
-    rows of each process's own samples; "same" means that they are equal.
+    Each buffer declares how copies of several processes merge: by "sum", by "mean", "rows" of each one's samples, or as the "same".
 
     >>> class Visits(Statistic):
     ...     def __init__(self, num_samples):
@@ -53,7 +49,8 @@ class Statistic(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.num_samples: int | None = None
-        """The number of rows, if it has one for each sample."""
+        """The number of rows, if it has one for each sample, or for each of `num_labels` labels of each."""
+        self.num_labels: int | None = None
         self.num_classes: int | None = None
         """The number of classes, if it has an entry for each."""
         self.rolls = False
@@ -62,23 +59,30 @@ class Statistic(nn.Module, ABC):
         """The sample of the first row, nonzero if several processes share the rows."""
         self.merges: dict[str, Merge] = {}
 
-    def track(self, name: str, start: Tensor, *, merge: Merge) -> None:
-        """Adds a buffer and declares how its copies merge. A process may hold a part of the rows; see `holding_rows`."""
+    def track(self, name: str, start: Tensor, *, merge: Merge) -> Tensor:
+        """Adds a buffer, which it returns, and declares how its copies merge. A process may hold a part of the rows; see `holding_rows`."""
         held = held_range(len(start)) if merge == "rows" else range(0)
         if merge == "rows" and len(held) < len(start):
             self.first_row, start = held.start, start[held.start : held.stop].clone()
         self.register_buffer(name, start)
         self.merges[name] = merge
+        return start
 
     def check(self, s: Batch) -> None:
         """Raises if it cannot observe this batch; called before any state changes."""
+        places = s.places
         if self.num_samples is not None:
-            self.index(s)
-            if s.shared_index and not self.shares:
+            checked_index(s, self.num_samples, self.reader)
+            if places.shared_index and not self.shares:
                 raise InputError(
-                    f"{self.reader} keeps something of its own for each row, and the index names samples with {s.places.each} places. "
+                    f"{self.reader} keeps something of its own for each row, and the index names samples with {places.each} places. "
                     "Give the index of each place, (batch, d1, ...), and num_samples as the number of all places."
                 )
+        if places.binary and self.num_labels not in (None, places.labels):
+            raise InputError(
+                f"a sample has {places.labels} labels and {self.reader} keeps {self.num_labels} of each; write "
+                f"Evidence(num_samples, num_labels={places.labels})."
+            )
         if self.num_classes is not None:
             checked_classes(s, self.num_classes, self.reader)
 
@@ -88,9 +92,9 @@ class Statistic(nn.Module, ABC):
         index = checked_index(s, self.num_samples, self.reader)
         return index - self.first_row if self.first_row else index
 
-    @abstractmethod
     def observe(self, s: Batch) -> None:
         """Observes a training batch."""
+        raise NotImplementedError
 
     def moved_rows(self, s: Batch) -> Tensor | None:
         """(R,) distinct rows of its buffers that this batch moves; None if it may move anything."""
@@ -119,16 +123,12 @@ BUFFER = 2**16
 
 
 class Visits(NamedTuple):
-    """Samples on their way into a record."""
+    """Rows (n,) of a record, plain logits (n, C), given classes (n,), -1 if not recorded, and compensation (n, C) or (n, 1)."""
 
     rows: Tensor
-    """(n,) their rows in the record."""
     u: Tensor
-    """(n, C) their plain logits."""
     labels: Tensor
-    """(n,) their given classes; -1 if nothing is to be recorded."""
-    size: Tensor
-    """(n,) the size of their logit compensation."""
+    du: Tensor
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -140,8 +140,7 @@ class Suspects:
     score: Tensor
     """(K,) how suspect, larger is more."""
     suggested: Tensor
-    """(K,) the class that the model would give, other than the given one; -1 for a sample with many places. For one of several
-    labels, 1 to add it or 0 to remove it."""
+    """(K,) the likeliest other class; -1 for a sample with many places; of several labels, 1 to add and 0 to remove the label."""
     flagged: Tensor
     """(K,) true if the evidence is against the label."""
     label: Tensor | None = None
@@ -173,25 +172,20 @@ class Evidence(Statistic):
               \bar m_i = \frac1{n_i} \sum_t \bigl( u_{i,y_i}^{(t)} - \max_{c \ne y_i} u_{i,c}^{(t)} \bigr)
 
     where :math:`n_i` counts the visits :math:`t` of sample :math:`i`, :math:`v` is its logit compensation and :math:`u`
-    its plain logits. A label that the model keeps contradicting has a negative mean margin :math:`\bar m_i`; it is
-    flagged, and the class that won most of the probability over the visits is suggested. The first `skip` epochs are left out: a model that
-    has learned nothing contradicts everything.
+    its plain logits. A label with a negative mean margin :math:`\bar m_i` is flagged, and the class that won most of the probability
+    over the visits is suggested.
 
     Args:
         num_samples: the size of the training set.
-        skip: epochs that are not recorded.
-        score: the ranking of suspects: "loss", the mean plain loss; "size", the mean compensation
-            :math:`\bar v_i`; "margin", the mean margin.
-        lean: keep only the margin, the score and the suggestion, as means in 16 bits: 8 to 10 bytes per sample
-            instead of 24. Visits are counted up to 32,767, and means have three digits.
-        num_classes: the number of classes: a lean record then knows how many bytes a class needs, and outputs of the model
-            beyond the classes, such as that of abstention, are left out.
+        skip: epochs at the start that are not recorded: a model that has learned nothing contradicts everything.
+        score: the ranking of suspects: by the mean plain "loss", by the "size" :math:`\bar v_i`, or by the mean "margin".
+        lean: keep only the margin, the score and the suggestion, as means in 16 bits: 8 to 10 bytes per sample instead of 24.
+        num_classes: the number of classes, for smaller numbers in a lean record; outputs of the model beyond them are left out.
         predictions: also keep the mean prediction of each sample, 4 bytes a class, and how often it agreed with the label.
         num_labels: labels of a sample, under `base="bce"`: each (sample, label) has a record of its own.
 
-    On the CPU it warns once if the label of a row changes: the index is then not the row in the training set.
-
-    If the index names samples with many places, a visit is the mean over them, and no class is suggested.
+    On the CPU it warns once if the label of a row changes. If the index names samples with many places, a visit is the mean over
+    them, and no class is suggested.
 
     >>> from compensate import Compensated
     >>> criterion = Compensated(record=Evidence(2, score="margin"))
@@ -216,10 +210,8 @@ class Evidence(Statistic):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        if num_samples < 1 or num_labels < 1:
-            raise InputError(
-                f"num_samples is {num_samples} and num_labels {num_labels}; expected the size of the training set, and the labels of a sample."
-            )
+        sizes = {"num_samples": num_samples, "num_labels": num_labels}
+        check(min(sizes.values()) >= 1, "the size of the training set, and the labels of a sample", **sizes)
         self.num_labels = num_labels
         num_samples *= num_labels
         if predictions and (lean or num_classes is None):
@@ -232,55 +224,39 @@ class Evidence(Statistic):
         if predictions:
             assert num_classes is not None
             self.kept += ("agreement",)
-            self.track("total_prediction", torch.zeros(num_samples, num_classes), merge="rows")
-        few = num_classes is not None and num_classes <= 2**15 and lean
+            self.total_prediction = self.track("total_prediction", torch.zeros(num_samples, num_classes), merge="rows")
+        whole = torch.int16 if lean and num_classes is not None and num_classes <= 2**15 else torch.int32
         for name in self.kept:
             start = torch.zeros(num_samples, dtype=torch.float16 if lean else None)
             self.track(f"mean_{name}" if lean else f"total_{name}", start, merge="rows")
-        self.track("visits", torch.zeros(num_samples, dtype=torch.int16 if lean else None), merge="rows")
-        self.track("votes", torch.zeros(num_samples, dtype=torch.float16 if lean else None), merge="rows")
-        self.track("guess", torch.zeros(num_samples, dtype=torch.int16 if few else torch.int32), merge="rows")
+        self.visits = self.track("visits", torch.zeros(num_samples, dtype=torch.int16 if lean else None), merge="rows")
+        self.votes = self.track("votes", torch.zeros(num_samples, dtype=torch.float16 if lean else None), merge="rows")
+        self.guess = self.track("guess", torch.zeros(num_samples, dtype=whole), merge="rows")
         self._buffer: list[Visits] = []
+        self._indices: list[Tensor] = []  # of the buffered batches, as the caller gave them
         self._buffered = 0
-        self.visits: Tensor
-        self.total_size: Tensor
-        self.total_loss: Tensor
-        self.total_margin: Tensor
-        self.total_prediction: Tensor
-        self.votes: Tensor
-        self.guess: Tensor
-
-    def check(self, s: Batch) -> None:
-        """Raises if the number of labels differs from that of the record."""
-        super().check(s)
-        if s.places.binary and s.places.labels != self.num_labels:
-            raise InputError(
-                f"a sample has {s.places.labels} labels and {self.reader} keeps {self.num_labels} of each; write "
-                f"Evidence(num_samples, num_labels={s.places.labels})."
-            )
 
     def observe(self, s: Batch) -> None:
         """Adds the visits of the batch; those of small batches are buffered."""
         index, labels = self.index(s), s.labels
         if not s.complete or self.skip:
-            labels = torch.where(s.valid & (s.epoch >= self.skip), labels, -1)
-        du = s.u.new_zeros(len(s.u)) if s.du is None else s.du.detach()
-        size = row_sizes(du if du.ndim == 1 or du.shape == s.u.shape else du.expand_as(s.u))
-        if not s.hard or s.criterion.base is not None or s.places.several:
+            seen = s.valid & (s.epoch >= self.skip) if self.skip else s.valid
+            labels = labels.masked_fill(~seen, -1)
+        du = s.u.new_zeros(len(s.u), 1) if s.du is None else s.du.detach().expand_as(s.u)
+        general = not s.hard or s.criterion.base is not None or s.places.several
+        if general or s.plain.numel() > BUFFER // 2 or torch.compiler.is_compiling():
             self.flush()
-            self._add_general(s, index, labels, size)
+            u = F.pad(s.plain, (1, 0)) if s.places.binary else s.plain  # a label as two classes, with logits 0 and u
+            known = s.plain_losses if not general and "logp" in vars(s) else None
+            self._add(Visits(index, u, labels, du), [len(index)], known, s if general else None)
             return
-        visits = Visits(index, s.plain, labels, size)
-        if s.plain.numel() > BUFFER // 2 or torch.compiler.is_compiling():
-            self.flush()
-            self._add(visits, [len(index)])
-            return
-        if self._buffer and self._buffer[0].u.shape[1:] != s.plain.shape[1:]:
+        first = self._buffer[0] if self._buffer else None
+        if first is not None and (first.u.shape[1:], first.du.shape[1:]) != (s.plain.shape[1:], du.shape[1:]):
             self.flush()
         self._buffered += s.plain.numel()
-        self._buffer.append(
-            Visits(index.clone(), s.plain.clone(), labels.clone(), size)
-        )  # the caller may reuse its tensors
+        # The caller may reuse its tensors.
+        self._buffer.append(Visits(index.clone(), s.plain.clone(), labels.clone(), du.clone()))
+        self._indices.append(self._buffer[-1].rows if s.index is None or index.is_cpu else s.index.clone())
         if self._buffered > BUFFER:
             self.flush()
 
@@ -289,9 +265,10 @@ class Evidence(Statistic):
         """Adds the buffered visits to the record; every access to its buffers does so first."""
         if self._buffer:
             buffered, self._buffer, self._buffered = self._buffer, [], 0
+            indices, self._indices = torch.cat(self._indices), []
             visits = Visits(*(torch.cat(part) for part in zip(*buffered, strict=True)))
-            # The vote depends on the order of visits: batches vote one by one, unless no sample comes twice.
-            distinct = is_eager_cpu(visits.rows) and distinct_rows(visits.rows)[1] is None
+            # The vote depends on the order of visits: batches vote one by one, unless it is known that no sample comes twice.
+            distinct = is_eager_cpu(indices) and distinct_rows(indices)[1] is None
             self._add(visits, [len(visits.rows)] if distinct else [len(part.rows) for part in buffered])
 
     def __getattr__(self, name: str) -> Any:
@@ -322,52 +299,44 @@ class Evidence(Statistic):
 
     # --- the record -------------------------------------------------------------------------------------------
 
-    def _add(self, visits: Visits, sizes: list[int]) -> None:
-        """Adds visits under cross entropy, one row per sample, from batches of these sizes."""
-        index, u, labels, size = visits
+    def _add(self, visits: Visits, sizes: list[int], losses: Tensor | None = None, s: Batch | None = None) -> None:
+        """Adds visits from batches of these sizes, with plain cross entropies (n,) if they are known.
+
+        `s` is given under another base loss, with soft or several labels, or with many places per sample.
+        """
+        index, u, labels, du = visits
         seen = labels >= 0
         counts = None if is_eager_cpu(labels) and bool(seen.all()) else seen
         given = labels if counts is None else labels.clamp(min=0)
-        length = chunk_length(u)
-        parts = [self._measure(*part) for part in zip(u.split(length), given.split(length), strict=True)]
-        losses, margin, voted = (torch.cat(column) for column in zip(*parts, strict=True))
-        p = (-margin - losses).exp()  # the softmax of `best`: the loss is its log-partition minus the given logit
-        q = u[:, : self.classes].float().softmax(-1) if self.predictions else None
-        self._count(index, counts, {"margin": margin, "loss": losses, "size": size}, q)
-        votes = (index, given, voted, p) if counts is None else (index, given, voted, p, counts)
-        for batch in zip(*(column.split(sizes) for column in votes), strict=True):
-            self._vote(*batch)
-
-    def _measure(self, u: Tensor, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(n,) losses, margins and largest other classes of logits (n, C) and class numbers (n,)."""
-        losses = F.cross_entropy(u, given, reduction="none")
-        u = u if self.classes is None else u[:, : self.classes]
-        best, voted = largest(u.scatter(1, given[:, None], -torch.inf))
-        return losses, u.gather(1, given[:, None])[:, 0] - best, voted
-
-    def _add_general(self, s: Batch, index: Tensor, labels: Tensor, size: Tensor) -> None:
-        """Adds the visits of a batch under any base loss, with soft or several labels, or with many places per sample."""
-        counts = None if s.complete and not self.skip else labels >= 0
-        u = s.plain if self.classes is None else s.plain[:, : self.classes]
-        u = F.pad(u, (1, 0)) if s.places.binary else u  # one of several labels: two classes, with logits 0 and u
-        given = s.labels[:, None]
-        best, voted = largest(u.scatter(1, given, -torch.inf))
-        margin = u.gather(1, given)[:, 0] - best
-        values = {"margin": margin, "loss": s.plain_losses, "size": size}
-        q = u.float().softmax(-1) if self.predictions else None
-        if not s.shared_index:
+        classes = None if s is not None and s.places.binary else self.classes
+        parts = []
+        for v, c, dv in chunks(u, given[:, None], du):
+            best, voted = largest(v[:, :classes].scatter(1, c, -torch.inf))
+            # Row by row: the numbers must not depend on the other visits in the buffer.
+            loss = F.cross_entropy(v, c[:, 0], reduction="none") if losses is None else best
+            parts.append((v.gather(1, c)[:, 0] - best, voted, dv.abs().sum(1), loss))
+        margin, voted, size, loss = (torch.cat(column) for column in zip(*parts, strict=True))
+        loss = loss if losses is None else losses
+        p = (-margin - loss).exp()  # the softmax of `best`: the loss is its log-partition minus the given logit
+        q = u[:, :classes].float().softmax(-1) if self.predictions else None
+        values = {"margin": margin, "loss": loss if s is None else s.plain_losses, "size": size}
+        if s is not None and s.places.shared_index:
+            places, valid = s.places, s.valid
+            index = places.firsts(index)
+            values["agreement"] = (margin > 0).to(margin.dtype)
+            values = {name: places.pooled(value, valid) for name, value in values.items()}
+            q = None if q is None else places.pooled(q, valid)
+            counts = None if counts is None else places.pooled(counts.float(), valid) > 0
             self._count(index, counts, values, q)
-            p = (u if s.places.binary else s.plain).softmax(-1).gather(1, voted[:, None])[:, 0]
-            self._vote(index, s.labels if s.hard else None, voted, p, counts)
+            self.guess[index] = -1
             return
-        places, valid = s.places, s.valid
-        index = places.firsts(index)
-        values = {name: places.pooled(value, valid) for name, value in values.items()}
-        values["agreement"] = places.pooled((margin > 0).to(margin.dtype), valid)
-        q = None if q is None else places.pooled(q, valid)
-        counts = None if counts is None else places.pooled(counts.float(), valid) > 0
         self._count(index, counts, values, q)
-        self.guess[index] = -1
+        columns = {"index": index, "voted": voted, "p": p, "labels": given, "counts": counts}
+        if s is not None and not s.hard:
+            del columns["labels"]
+        columns = {name: column.split(sizes) for name, column in columns.items() if column is not None}
+        for batch in zip(*columns.values(), strict=True):
+            self._vote(**dict(zip(columns, batch, strict=True)))
 
     def _count(self, index: Tensor, counts: Tensor | None, values: dict[str, Tensor], q: Tensor | None) -> None:
         visits = torch.ones_like(index) if counts is None else counts
@@ -385,7 +354,7 @@ class Evidence(Statistic):
             self.total_prediction.index_add_(0, index, q.to(self.total_prediction.dtype))
 
     def _vote(
-        self, index: Tensor, labels: Tensor | None, voted: Tensor, p: Tensor, counts: Tensor | None = None
+        self, index: Tensor, voted: Tensor, p: Tensor, labels: Tensor | None = None, counts: Tensor | None = None
     ) -> None:
         """A majority vote over the visits in constant memory: votes for the guess are added, others subtracted.
 
@@ -393,7 +362,16 @@ class Evidence(Statistic):
         """
         guess, votes = self.guess[index], self.votes[index]
         if is_eager_cpu(guess) and labels is not None and not self._warned:
-            self._warn_of_changed_labels(index, guess, votes, labels, counts)
+            changed = (guess == labels) & (votes > 0)  # the guess differs from the label of its visits
+            changed = changed if counts is None else changed & counts
+            if bool(changed.any()):
+                self._warned = True
+                row, label = (int(column[changed][0]) for column in (index, labels))
+                warnings.warn(
+                    f"row {row + self.first_row} has label {label} now and had another one before: the index is not the sample's row in the "
+                    "training set, unless its label was changed on purpose. Wrap the data set with compensate.data.Indexed(dataset).",
+                    stacklevel=2,
+                )
         against = guess != voted
         if counts is not None:
             p, against = torch.where(counts, p, 0.0), against & counts
@@ -405,22 +383,6 @@ class Evidence(Statistic):
         kept = torch.where(lost, -1, guess)
         self.guess[index] = kept
         self.guess.scatter_reduce_(0, index, torch.where(lost & against, voted.to(guess.dtype), kept), "amax")
-
-    def _warn_of_changed_labels(
-        self, index: Tensor, guess: Tensor, votes: Tensor, labels: Tensor, counts: Tensor | None
-    ) -> None:
-        """Warns once if a label is the guess of its row, because the guess always differs from the label of its visits."""
-        changed = (guess == labels) & (votes > 0)
-        changed = changed if counts is None else changed & counts
-        if not bool(changed.any()):
-            return
-        self._warned = True
-        row, label = (int(column[changed][0]) for column in (index, labels))
-        warnings.warn(
-            f"row {row + self.first_row} has label {label} now and had another one before: the index is not the sample's row in the training set, "
-            "unless its label was changed on purpose. Wrap the data set with compensate.data.Indexed(dataset).",
-            stacklevel=2,
-        )
 
     def mean(self, name: Recorded) -> Tensor:
         """(N,) the mean over the visits of each sample; NaN for a sample that has not been seen."""
@@ -439,15 +401,13 @@ class Evidence(Statistic):
 
     def suspects(self, top: int | None = None) -> Suspects:
         """All samples seen (or the first `top`), most suspect first."""
-        if top is not None and top < 0:
-            raise InputError(f"top is {top}; expected the number of samples to return, or None for all.")
+        check(top is None or top >= 0, "the number of samples to return, or None for all", top=top)
         score = -self.mean("margin") if self.score == "margin" else self.mean(self.score)
         order = score.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
         order = order[: int((self.visits > 0).sum())][:top]
         suspects = Suspects(order, score[order], self.guess[order].long(), self.mean("margin")[order] < 0)
-        if self.num_labels == 1:
-            return suspects
-        return replace(suspects, index=order // self.num_labels, label=order % self.num_labels)
+        labels = self.num_labels or 1
+        return suspects if labels == 1 else replace(suspects, index=order // labels, label=order % labels)
 
     def extra_repr(self) -> str:
         return f"{self.num_samples} samples"
@@ -460,11 +420,6 @@ def largest(u: Tensor) -> tuple[Tensor, Tensor]:
         return best, column
     column = torch.from_numpy(u.detach().numpy().argmax(1))  # ten times faster than torch for many classes
     return u.gather(1, column[:, None])[:, 0], column
-
-
-def recorded(num_samples: int | None, score: Score = "loss", num_labels: int = 1) -> Evidence | None:
-    """A record of evidence, or None if the size of the training set is not given."""
-    return None if num_samples is None else Evidence(num_samples, score=score, num_labels=num_labels)
 
 
 def labels_of(base: str | None, num_samples: int | None, num_classes: int | None) -> int:
@@ -503,15 +458,11 @@ class ClassMean(Statistic):
 
     def __init__(self, num_classes: int, conf: Literal["all", "correct"] = "correct") -> None:
         super().__init__()
-        if conf not in ("all", "correct"):
-            raise InputError(f'conf is "{conf}"; expected "all" or "correct".')
+        one_of("conf", conf, "all", "correct")
         self.conf, self.rolls, self.num_classes = conf, True, num_classes
-        self.track("mean", torch.full((num_classes, num_classes), 1 / num_classes), merge="same")
-        self.track("total", torch.zeros(num_classes, num_classes), merge="sum")
-        self.track("count", torch.zeros(num_classes), merge="sum")
-        self.mean: Tensor
-        self.total: Tensor
-        self.count: Tensor
+        self.mean = self.track("mean", torch.full((num_classes, num_classes), 1 / num_classes), merge="same")
+        self.total = self.track("total", torch.zeros(num_classes, num_classes), merge="sum")
+        self.count = self.track("count", torch.zeros(num_classes), merge="sum")
 
     def forward(self, s: Batch) -> Tensor:
         """(B, C) the mean prediction of each sample's given class."""
@@ -527,27 +478,10 @@ class ClassMean(Statistic):
 
     def end_epoch(self) -> None:
         """The means of this epoch become the value; counting starts anew."""
-        uniform = torch.full_like(self.mean, 1 / len(self.mean))
         means = self.total / self.count.clamp(min=1)[:, None]
-        self.mean.copy_(torch.where(self.count[:, None] > 0, means, uniform))
+        self.mean.copy_(torch.where(self.count[:, None] > 0, means, 1 / len(self.mean)))
         self.total.zero_()
         self.count.zero_()
 
     def extra_repr(self) -> str:
         return f"{self.conf} predictions"
-
-
-def find_statistics(criterion: Any, record: Evidence | None) -> None:
-    """Caches the statistics among the modules of a criterion, and the modules, to notice a replaced one.
-
-    `Compensated.compile` excludes it from tracing, because every traced module would be guarded in each call. `record` is an
-    argument because the graph must be made again for another record.
-    """
-    modules = [*criterion.modules()]
-    criterion._walked = [(module._modules, (*module._modules.values(),)) for module in modules]
-    criterion._found = statistics_among(modules)
-
-
-def statistics_among(modules: Iterable[nn.Module]) -> list[Statistic]:
-    """The statistics among some modules; `isinstance` of an abstract class would take ten times as long."""
-    return [cast(Statistic, module) for module in modules if Statistic in type(module).__mro__]

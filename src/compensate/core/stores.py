@@ -10,43 +10,35 @@ import logging
 import math
 import mmap
 import os
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, final, get_args
+from typing import Any, Literal, final, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch import distributed as dist
 
 from compensate.errors import InputError, nearest
 
-__all__ = ["Mapped", "Packed", "RowStore", "Sparse", "Spec", "Store", "choose"]
-
 Floats = NDArray[np.float32]
 Ints = NDArray[np.integer[Any]]
+Arrays = dict[str, NDArray[Any]]
+Shape = tuple[int, ...]
 NumberType = Literal["float32", "float16", "bfloat16"]
 
+STORED_AS: dict[NumberType, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.int16}
+"""The numpy type that holds each type; numpy has no bfloat16, so its bits are stored."""
 
-def number_type(dtype: Any) -> NumberType:
-    """The name of a number type.
-
-    >>> number_type(torch.float16), number_type("bfloat16"), number_type(None)
-    ('float16', 'bfloat16', 'float32')
-    """
-    name = "float32" if dtype is None else str(dtype).removeprefix("torch.")
-    if name not in get_args(NumberType):
-        raise InputError(f"dtype is {dtype}; a table keeps {', '.join(get_args(NumberType))}.")
-    return name  # type: ignore[return-value]
-
-
-def stored_as(kind: NumberType) -> np.dtype[Any]:
-    """The numpy type that holds it; numpy has no bfloat16, so its bits are stored."""
-    return np.dtype({"float32": np.float32, "float16": np.float16, "bfloat16": np.int16}[kind])
+BLOCK = 1 << 22
+"""Numbers that are converted at a time."""
 
 
 def pack_numbers(rows: Floats, kind: NumberType) -> NDArray[Any]:
@@ -75,14 +67,8 @@ PARTS = ("rows", "counts", "columns", "values")
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Rows without their zeros, to be saved or sent.
-
-    Attributes:
-        rows: (K,) row numbers, ascending.
-        counts: (K,) nonzero entries of each row.
-        columns: (M,) columns of the nonzero entries, row after row.
-        values: (M,) their values.
-    """
+    """Rows without their zeros, to be saved or sent: (K,) row numbers, ascending, (K,) counts of nonzero entries, and their columns and
+    values (M,), row after row."""
 
     rows: NDArray[np.int64]
     counts: NDArray[np.int32]
@@ -90,26 +76,20 @@ class Packed:
     values: Floats
 
     @classmethod
-    def of(cls, rows: Ints, at: Ints, columns: Ints, values: Floats) -> Packed:
-        """From entries in any order; `at` (M,) is the position in `rows` of each entry."""
-        order = np.lexsort((columns, at))
-        counts = np.bincount(at, minlength=len(rows)).astype(np.int32)
-        return cls(rows.astype(np.int64), counts, columns[order].astype(np.int32), values[order])
+    def of(cls, rows: Ints, blocks: Iterator[Floats]) -> Packed:
+        """These rows, given as arrays of full rows, block after block.
 
-    @classmethod
-    def nonzero(cls, full: Floats) -> Packed:
-        """The nonzero rows of an array.
-
-        >>> Packed.nonzero(np.array([[0.0, 2.0], [0.0, 0.0]], np.float32)).rows
-        array([0])
+        >>> Packed.of(np.array([7, 9]), iter([np.array([[0.0, 2.0], [0.0, 0.0]], np.float32)])).counts
+        array([1, 0], dtype=int32)
         """
-        at, columns = np.nonzero(full)
-        rows, position = np.unique(at, return_inverse=True)
-        return cls.of(rows, position, columns, full[at, columns])
+        none = np.zeros((0, 1), np.float32)  # there may be no block
+        parts = [(np.count_nonzero(b, axis=1), np.nonzero(b)[1], b[b != 0]) for b in chain([none], blocks)]
+        counts, columns, values = map(np.concatenate, zip(*parts, strict=True))
+        return cls(rows.astype(np.int64), counts.astype(np.int32), columns.astype(np.int32), values)
 
-    def blocks(self, width: int, numbers: int = 1 << 22) -> Iterator[tuple[Ints, Floats]]:
+    def blocks(self, width: int) -> Iterator[tuple[Ints, Floats]]:
         """Pairs of row numbers and full rows (k, width), in blocks."""
-        size = max(1, numbers // max(width, 1))
+        size = max(1, BLOCK // max(width, 1))
         ends = np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
         for first in range(0, len(self.rows), size):
             last = min(first + size, len(self.rows))
@@ -143,6 +123,13 @@ class Packed:
             )
 
 
+def without_zeros(weight: Tensor) -> Packed:
+    """The nonzero rows of a tensor."""
+    full = weight.detach().cpu().float().reshape(len(weight), -1).numpy()
+    rows = np.flatnonzero(full.any(1))
+    return Packed.of(rows, iter([full[rows]]))
+
+
 class RowStore(ABC):
     """A table of `num_rows` x `width` numbers, read and written some rows at a time.
 
@@ -163,22 +150,28 @@ class RowStore(ABC):
         """Replaces distinct rows."""
 
     @abstractmethod
-    def pack(self, rows: Ints | None = None) -> Packed:
-        """Some rows, or all nonzero rows, without their zeros."""
-
-    @abstractmethod
     def clear(self) -> None:
         """Sets all rows to zero."""
 
-    @property
     @abstractmethod
-    def filled(self) -> int:
-        """The number of nonzero rows."""
+    def filled_rows(self) -> Ints:
+        """The nonzero rows, ascending."""
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Bytes of memory, without the pages of a file, which the system may take back at any time."""
+        return 0 if self._changed is None else self._changed.nbytes
+
+    @property
+    def filled(self) -> int:
+        """The number of nonzero rows."""
+        return len(self.filled_rows())
+
+    def pack(self, rows: Ints | None = None) -> Packed:
+        """Some rows, or all nonzero rows, without their zeros."""
+        rows = self.filled_rows() if rows is None else rows
+        size = max(1, BLOCK // self.width)
+        return Packed.of(rows, (self.read(rows[first : first + size]) for first in range(0, len(rows), size)))
 
     def put(self, packed: Packed) -> None:
         """Replaces these rows."""
@@ -217,10 +210,6 @@ class RowStore(ABC):
         if self._changed is not None:
             self._changed[rows] = True
 
-    @property
-    def _note_nbytes(self) -> int:
-        return 0 if self._changed is None else self._changed.nbytes
-
 
 @cache
 def _exclude_from_graphs() -> None:
@@ -229,96 +218,17 @@ def _exclude_from_graphs() -> None:
         setattr(RowStore, name, torch.compiler.disable(getattr(RowStore, name)))
 
 
-MIN_SLAB_BYTES = 16_384
-"""The smallest allocation of a slab."""
-
-MAX_SLABS = 32
-"""The number of slabs that a pointer can address."""
-
-
-def ladder(width: int, per_entry: int, per_full: int) -> list[int]:
-    """The row widths of the slabs; the last is the whole row, stored without columns.
-
-    >>> ladder(100, 5, 4)
-    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 100]
-    """
-    steps = [1, 2, 3, *(s for k in range(2, 10) for s in (2**k, 3 * 2 ** (k - 1)))]
-    steps += [2**k for k in range(10, 60)]
-    shorter = [w for w in steps if w * per_entry < width * per_full and w < width]
-    return [*shorter[: MAX_SLABS - 1], width]
-
-
-@final
-class _Slab:
-    """Rows of up to `width` nonzero entries, without gaps: (n, width) values and columns, and their owners.
-
-    Unused entries repeat the first one, so all can be written out.
-    """
-
-    def __init__(self, width: int, values: np.dtype[Any], columns: np.dtype[Any] | None, owner: np.dtype[Any]) -> None:
-        self.used = 0
-        self.values = np.empty((0, width), values)
-        self.columns = None if columns is None else np.empty((0, width), columns)
-        self.owner = np.empty(0, owner)
-        self.least = max(1, MIN_SLAB_BYTES // (width * values.itemsize))
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes + self.owner.nbytes + (0 if self.columns is None else self.columns.nbytes)
-
-    def _room(self, rows: int) -> None:
-        self.values, self.owner = _resized(self.values, rows), _resized(self.owner, rows)
-        self.columns = None if self.columns is None else _resized(self.columns, rows)
-
-    def add(self, owner: Ints) -> NDArray[np.int64]:
-        """Slots for new rows."""
-        first, self.used = self.used, self.used + len(owner)
-        if self.used > len(self.owner):
-            self._room(max(self.used, self.least, len(self.owner) + len(self.owner) // 4))
-        self.owner[first : self.used] = owner
-        return np.arange(first, self.used)
-
-    def remove(self, slots: Ints) -> tuple[Ints, Ints]:
-        """Frees slots and moves the last rows into them. Returns the owners of the moved rows and their new slots."""
-        left = self.used - len(slots)
-        holes = slots[slots < left]
-        stays = np.ones(len(slots), bool)
-        stays[slots[slots >= left] - left] = False
-        moved = left + np.flatnonzero(stays)
-        self.values[holes], self.owner[holes] = self.values[moved], self.owner[moved]
-        if self.columns is not None:
-            self.columns[holes] = self.columns[moved]
-        owner = self.owner[holes]
-        self.used = left
-        if not self.used:
-            self._room(0)
-        elif self.used < len(self.owner) // 2 and len(self.owner) > self.least:
-            self._room(max(self.least, self.used + self.used // 4))
-        return owner, holes
-
-
-def _resized(array: NDArray[Any], rows: int) -> NDArray[Any]:
-    if array.flags.owndata:
-        # The system moves pages instead of copying them.
-        array.resize((rows, *array.shape[1:]), refcheck=False)
-        return array
-    new = np.zeros((rows, *array.shape[1:]), array.dtype)
-    new[: min(rows, len(array))] = array[:rows]
-    return new
+MAX_UNUSED = 4096
+"""Unused entries of a sparse table that are not removed, besides a quarter of the used ones."""
 
 
 @final
 class Sparse(RowStore):
     """Rows of which only nonzero entries take memory.
 
-    Each sample has a pointer of 4 bytes: 0 for a row of zeros, else the slab and slot of its entries. There is a slab for
-    rows of 1, 2, 3, 4, 6, 8, ... entries; a row moves to another slab when its number of entries changes. Slabs have no
-    gaps: the last row replaces one that leaves, and unused memory is freed. Operations act on all rows of a batch at once.
-
-    Args:
-        num_rows: the number of rows.
-        width: the number of entries of a row.
-        dtype: of the values: float32, float16 or bfloat16.
+    Each sample has a number of 4 bytes: 0 for a row of zeros, else that of its slot. A slot holds the place and number of its
+    entries, which are columns and values in two arrays. A written row is appended; its former entries stay unused until a
+    quarter as many are unused as used. Then the entries move together, in place.
 
     >>> store = Sparse(1_000_000, 1000)
     >>> store.write(np.array([7]), np.eye(1000, dtype=np.float32)[:1])
@@ -326,130 +236,97 @@ class Sparse(RowStore):
     (1, [[1.0, 0.0], [0.0, 0.0]])
     """
 
-    def __init__(self, num_rows: int, width: int, dtype: Any = None) -> None:
-        self.num_rows, self.width = num_rows, width
-        self.kind = number_type(dtype)
-        values = stored_as(self.kind)
-        columns = np.dtype(np.uint8 if width <= 2**8 else np.uint16 if width <= 2**16 else np.uint32)
-        small = num_rows < 2**26
-        self._shift = 26 if small else 40
-        owner = np.dtype(np.int32 if num_rows < 2**31 else np.int64)
-        widths = ladder(width, values.itemsize + columns.itemsize, values.itemsize)
-        self._slabs = [_Slab(w, values, None if w == width else columns, owner) for w in widths]
-        self._class_of = np.searchsorted(widths, np.arange(width + 1)).astype(np.int8)
+    def __init__(self, num_rows: int, width: int, dtype: NumberType = "float32") -> None:
+        self.num_rows, self.width, self.kind = num_rows, width, dtype
         _exclude_from_graphs()
-        # Zeros that were never written take no memory.
-        self._pointer: NDArray[Any] = np.zeros(num_rows, np.int32 if small else np.int64)
+        rows = np.int32 if num_rows < 2**31 - 1 else np.int64
+        columns = np.uint8 if width <= 2**8 else np.uint16 if width <= 2**16 else np.uint32
+        self._slot: NDArray[Any] = np.zeros(num_rows, rows)  # zeros that were never written take no memory
+        counts = np.int32 if width >= 2**15 else np.int16
+        types = {"owner": rows, "start": np.int64, "count": counts}
+        self._slots: Arrays = {name: np.empty(0, kind) for name, kind in types.items()}
+        self._entries: Arrays = {"columns": np.empty(0, columns), "values": np.empty(0, STORED_AS[dtype])}
+        self._rows = self._end = self._used = 0
+
+    def _places(self, slots: Ints) -> tuple[Ints, Ints]:
+        """The number of entries of some slots, and the places of these entries."""
+        counts = self._slots["count"][slots].astype(np.int64)
+        ends = np.cumsum(counts)
+        return counts, np.repeat(self._slots["start"][slots] - ends + counts, counts) + np.arange(counts.sum())
 
     def read(self, keys: Ints) -> Floats:
-        """(len(keys), width) some rows."""
         out = np.zeros((len(keys), self.width), np.float32)
-        pointer = self._pointer[keys]
-        here = np.flatnonzero(pointer)
-        for slab, which, slots in self._by_class(pointer[here]):
-            at, values = here[which], unpack_numbers(slab.values[slots], self.kind)
-            if slab.columns is None:
-                out[at] = values
-            else:
-                out[at[:, None], slab.columns[slots]] = values
+        slots = self._slot[keys]
+        here = np.flatnonzero(slots)
+        counts, places = self._places(slots[here] - 1)
+        values = unpack_numbers(self._entries["values"][places], self.kind)
+        out[np.repeat(here, counts), self._entries["columns"][places]] = values
         return out
 
     def write(self, keys: Ints, rows: Floats) -> None:
-        """Replaces distinct rows."""
-        kept = pack_numbers(rows, self.kind)
-        filled = (rows if self.kind == "float32" else unpack_numbers(kept, self.kind)) != 0
-        counts = np.count_nonzero(filled, axis=1)
-        pointer = self._pointer[keys]
-        here = np.flatnonzero((counts > 0) | (pointer > 0))
+        stored = pack_numbers(rows, self.kind)
+        filled = unpack_numbers(stored, self.kind) != 0
+        here = np.flatnonzero(filled.any(1) | (self._slot[keys] > 0))
         if not len(here):
             return
-        keys, counts, pointer = keys[here], counts[here], pointer[here]
+        keys = keys[here]
         self._note(keys)
-        was = np.where(pointer > 0, (pointer - 1) >> self._shift, -1)
-        new = np.where(counts > 0, self._class_of[counts], -1)
-        moves = was != new
-        self._release(keys[moves & (was >= 0)])
-        for c in np.flatnonzero(np.bincount(new + 1, minlength=1)[1:]).tolist():
-            slab = self._slabs[c]
-            enters = np.flatnonzero((new == c) & moves)
-            if len(enters):
-                self._pointer[keys[enters]] = self._code(c, slab.add(keys[enters]))
-            which = np.flatnonzero(new == c)
-            # Pointers are read again: rows that stayed may have moved into freed slots.
-            slots = (self._pointer[keys[which]] - 1) & ((1 << self._shift) - 1)
-            self._fill(slab, slots, kept, filled, here[which], counts[which])
+        at, columns = np.nonzero(filled[here])
+        new, first, end = keys[self._slot[keys] == 0], self._rows, self._end + len(at)
+        self._rows += len(new)
+        self._resize(self._slots, self._rows)
+        self._resize(self._entries, end)
+        self._slots["owner"][first : self._rows], self._slots["count"][first : self._rows] = new, 0
+        self._slot[new] = np.arange(first, self._rows) + 1
+        slots, counts = self._slot[keys] - 1, np.bincount(at, minlength=len(keys))
+        self._used += len(at) - int(self._slots["count"][slots].sum(dtype=np.int64))
+        self._slots["start"][slots], self._slots["count"][slots] = self._end + np.cumsum(counts) - counts, counts
+        self._entries["columns"][self._end : end] = columns
+        self._entries["values"][self._end : end] = stored[here[at], columns]
+        self._end = end
+        if end > 1.25 * self._used + MAX_UNUSED:
+            self._compact()
 
-    def _fill(
-        self, slab: _Slab, slots: Ints, kept: NDArray[Any], filled: NDArray[np.bool_], at: Ints, counts: Ints
-    ) -> None:
-        if slab.columns is None:
-            slab.values[slots] = kept[at]
-            return
-        row, column = np.nonzero(filled[at])
-        start = np.cumsum(counts) - counts
-        columns = np.repeat(column[start], slab.columns.shape[1]).reshape(len(at), -1)
-        columns[row, np.arange(len(row)) - start[row]] = column
-        slab.columns[slots] = columns
-        slab.values[slots] = kept[at[:, None], columns]
+    def _resize(self, arrays: Arrays, size: int, *, exact: bool = False) -> None:
+        for name, array in arrays.items():
+            if exact or size > len(array):
+                if not array.flags.owndata:
+                    array = arrays[name] = array.copy()
+                # In place: the system moves pages instead of copying them.
+                array.resize(size if exact else size + size // 8 + 64, refcheck=False)
 
-    def _by_class(self, pointer: NDArray[Any]) -> Any:
-        """Yields, for nonzero pointers, each slab, the positions of its pointers, and their slots."""
-        code = pointer - 1
-        classes, slots = code >> self._shift, code & ((1 << self._shift) - 1)
-        for c in np.flatnonzero(np.bincount(classes)).tolist():
-            which = np.flatnonzero(classes == c)
-            yield self._slabs[c], which, slots[which]
+    def _compact(self) -> None:
+        """Removes unused entries and the slots of rows that became zero."""
+        owner, start, count = self._slots.values()
+        kept = np.flatnonzero(count[: self._rows])
+        kept = kept[np.argsort(start[kept])]
+        self._slot[owner[: self._rows]] = 0
+        self._end = 0
+        for part in np.array_split(kept, 1 + 8 * self._used // BLOCK):
+            counts, places = self._places(part)
+            start[part] = self._end + np.cumsum(counts) - counts
+            for array in self._entries.values():
+                array[self._end : self._end + len(places)] = array[places]  # entries only move to the front
+            self._end += len(places)
+        self._rows = len(kept)
+        for array in (owner, start, count):
+            array[: len(kept)] = array[kept]
+        self._slot[owner[: len(kept)]] = np.arange(len(kept)) + 1
+        self._resize(self._slots, self._rows, exact=True)
+        self._resize(self._entries, self._end, exact=True)
 
-    def _code(self, c: int, slots: Ints) -> Ints:
-        return (c << self._shift) + slots + 1
-
-    def _release(self, keys: Ints) -> None:
-        if not len(keys):
-            return
-        for slab, _, slots in self._by_class(self._pointer[keys]):
-            owner, moved_to = slab.remove(slots)
-            self._pointer[owner] = self._code(self._slabs.index(slab), moved_to)
-        self._pointer[keys] = 0
-
-    @property
-    def filled(self) -> int:
-        """The number of nonzero rows."""
-        return sum(slab.used for slab in self._slabs)
+    def filled_rows(self) -> Ints:
+        return np.sort(self._slots["owner"][: self._rows][self._slots["count"][: self._rows] > 0])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
-        return self._pointer.nbytes + self._note_nbytes + sum(slab.nbytes for slab in self._slabs)
-
-    def pack(self, rows: Ints | None = None) -> Packed:
-        """Some rows, or all nonzero rows, without their zeros."""
-        rows = np.flatnonzero(self._pointer) if rows is None else rows
-        pointer = self._pointer[rows]
-        here = np.flatnonzero(pointer)
-        parts: list[tuple[Any, Any, Any]] = []
-        for slab, which, slots in self._by_class(pointer[here]):
-            values = unpack_numbers(slab.values[slots], self.kind)
-            if slab.columns is None:
-                at, columns = np.nonzero(values)
-                parts.append((here[which[at]], columns, values[at, columns]))
-                continue
-            columns = slab.columns[slots]
-            own = columns != columns[:, :1]
-            own[:, 0] = True
-            parts.append((here[which[np.nonzero(own)[0]]], columns[own], values[own]))
-        if not parts:
-            return Packed.of(rows, np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
-        at, columns, values = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return Packed.of(rows, at, columns, values)
+        arrays = (self._slot, *self._slots.values(), *self._entries.values())
+        return super().nbytes + sum(array.nbytes for array in arrays)
 
     def clear(self) -> None:
-        """Sets all rows to zero."""
-        for slab in self._slabs:
-            owner = slab.owner[: slab.used].copy()
-            self._note(owner)
-            self._pointer[owner] = 0
-            slab.used = 0
-            slab._room(0)
+        self._note(self.filled_rows())
+        self._slots["count"][: self._rows] = self._used = 0
+        self._compact()
 
     def __repr__(self) -> str:
         return "sparse" if self.kind == "float32" else f"sparse {self.kind}"
@@ -467,14 +344,8 @@ class Mapped(RowStore):
     allocated at the start: writing to a mapped file on a full disk would end the process by a signal.
 
     A written row survives the end of the process; after a power failure, rows since the last `flush` may be lost or
-    incomplete. Checkpoints hold all rows themselves, and loading one sets the file to exactly these.
-
-    Args:
-        num_rows: the number of rows.
-        width: the number of entries of a row.
-        path: of the file. An existing file must have the same size and number type; its rows are kept. Each of several
-            processes appends its number to the name.
-        dtype: of the values: float32, float16 or bfloat16.
+    incomplete. An existing file must have the same size and number type; its rows are kept, unless a checkpoint replaces them. Each
+    of several processes appends its number to the name of the file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -485,33 +356,27 @@ class Mapped(RowStore):
     1
     """
 
-    def __init__(self, num_rows: int, width: int, path: str | Path, dtype: Any = None) -> None:
-        self.num_rows, self.width = num_rows, width
-        self.kind = number_type(dtype)
-        self.path = _own(Path(path).expanduser())
-        self._open()
+    def __init__(self, num_rows: int, width: int, path: str | Path, dtype: NumberType = "float32") -> None:
+        path = Path(path).expanduser()
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            path = path.with_name(f"{path.name}.{dist.get_rank()}")
+        self.__setstate__({"num_rows": num_rows, "width": width, "kind": dtype, "path": path})
 
-    def _open(self) -> None:
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("num_rows", "width", "kind", "path")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Opens the file, or makes it."""
+        self.num_rows, self.width, self.kind, self.path = state.values()
+        self._changed = None
         _exclude_from_graphs()
-        head = {"is": MAGIC, "rows": self.num_rows, "width": self.width, "dtype": self.kind}
-        values = stored_as(self.kind)
+        values = np.dtype(STORED_AS[self.kind])
         start = PAGE + -(-self.num_rows // PAGE) * PAGE
         size = start + self.num_rows * self.width * values.itemsize
         try:
             # The map holds a duplicate of the file descriptor, and with it the lock.
             with open(self.path, "r+b" if self.path.exists() else "x+b") as file:
-                _lock(file, self.path)
-                length = os.fstat(file.fileno()).st_size
-                if length:
-                    self._compare(file.read(PAGE), head)
-                    if length != size:
-                        raise InputError(
-                            f"{self.path} has {length:,} bytes and its table {size:,}: the file was cut or written over. Remove it, or "
-                            "restore a copy; a checkpoint also holds all rows."
-                        )
-                    _allocate(file, size)
-                else:
-                    self._begin(file, head, size)
+                self._prepare(file, size)
                 self._map = np.memmap(file, np.uint8, "r+", shape=size)
         except InputError:
             raise
@@ -525,40 +390,57 @@ class Mapped(RowStore):
         content = np.asarray(self._map)
         self._filled: NDArray[np.bool_] = content[PAGE : PAGE + self.num_rows].view(np.bool_)
         self._rows: NDArray[Any] = content[start:].view(values).reshape(self.num_rows, self.width)
-        self._changed = None
 
-    def _begin(self, file: BinaryIO, head: dict[str, Any], size: int) -> None:
-        """Writes an empty table, its header last: an incomplete file is then not taken for a table."""
+    def _prepare(self, file: Any, size: int) -> None:
+        """Locks the file, checks its header and length, or writes an empty table, and allocates its blocks."""
         try:
-            _allocate(file, size)
-            file.write(json.dumps(head).encode().ljust(PAGE, b"\n"))
-            file.flush()
+            import fcntl
+        except ImportError:  # this system has no locks
+            pass
+        else:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise InputError(f"{self.path} is in use by another table; give each its own path.") from error
+        head = {"is": MAGIC, "rows": self.num_rows, "width": self.width, "dtype": self.kind}
+        length = os.fstat(file.fileno()).st_size
+        if length:
+            try:
+                header = json.loads(file.read(PAGE))
+            except ValueError:
+                header = None
+            if not isinstance(header, dict) or header.get("is") != MAGIC:
+                raise InputError(f"{self.path} exists and is not a table; give another path, or remove it.")
+            if header != head:
+                raise InputError(
+                    f"{self.path} holds a table of {header.get('rows')} x {header.get('width')} {header.get('dtype')}, not of "
+                    f"{self.num_rows} x {self.width} {self.kind}. Give another path, or remove it."
+                )
+            if length != size:
+                raise InputError(
+                    f"{self.path} has {length:,} bytes and its table {size:,}: the file was cut or written over. Remove it, or "
+                    "restore a copy; a checkpoint also holds all rows."
+                )
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)  # a full disk is not noticed beforehand
+            if not length:  # the header comes last: an incomplete file is then not taken for a table
+                file.write(json.dumps(head).encode().ljust(PAGE, b"\n"))
+                file.flush()
         except OSError:
-            self.path.unlink(missing_ok=True)
+            if not length:
+                self.path.unlink(missing_ok=True)
             raise
 
-    def _compare(self, start: bytes, head: dict[str, Any]) -> None:
-        try:
-            header = json.loads(start)
-        except ValueError:
-            header = None
-        if not isinstance(header, dict) or header.get("is") != MAGIC:
-            raise InputError(f"{self.path} exists and is not a table; give another path, or remove it.")
-        if header != head:
-            raise InputError(
-                f"{self.path} holds a table of {header.get('rows')} x {header.get('width')} {header.get('dtype')}, not of "
-                f"{self.num_rows} x {self.width} {self.kind}. Give another path, or remove it."
-            )
-
     def read(self, keys: Ints) -> Floats:
-        """(len(keys), width) some rows."""
         out = np.zeros((len(keys), self.width), np.float32)
         here = np.flatnonzero(self._filled[keys])  # pages of other rows are not read
         out[here] = unpack_numbers(self._rows[keys[here]], self.kind)
         return out
 
     def write(self, keys: Ints, rows: Floats) -> None:
-        """Replaces distinct rows."""
         stored = pack_numbers(rows, self.kind)
         filled = (unpack_numbers(stored, self.kind) != 0).any(1)
         here = np.flatnonzero(filled | self._filled[keys])  # pages of zeros are not touched
@@ -566,15 +448,8 @@ class Mapped(RowStore):
         self._filled[keys[here]] = filled[here]
         self._note(keys[here])
 
-    @property
-    def filled(self) -> int:
-        """The number of nonzero rows."""
-        return int(self._filled.sum())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory, without the pages of the file, which the system may take back at any time."""
-        return self._note_nbytes
+    def filled_rows(self) -> Ints:
+        return np.flatnonzero(self._filled)
 
     def flush(self) -> None:
         """Writes all rows to the disk."""
@@ -585,91 +460,33 @@ class Mapped(RowStore):
         self.flush()
         del self._filled, self._rows, self._map
 
-    def pack(self, rows: Ints | None = None) -> Packed:
-        """Some rows, or all nonzero rows, without their zeros."""
-        rows = np.flatnonzero(self._filled) if rows is None else rows
-        parts: list[tuple[Any, Any, Any]] = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
-        size = max(1, (1 << 22) // self.width)
-        for first in range(0, len(rows), size):
-            full = self.read(rows[first : first + size])
-            at, columns = np.nonzero(full)
-            parts.append((first + at, columns, full[at, columns]))
-        at, columns, values = (np.concatenate(part) for part in zip(*parts, strict=True))
-        return Packed.of(rows, at, columns, values)
-
     def clear(self) -> None:
-        """Sets all rows to zero."""
-        rows = np.flatnonzero(self._filled)
-        for first in range(0, len(rows), 4096):
-            self._rows[rows[first : first + 4096]] = 0
+        rows = self.filled_rows()
+        self._rows[rows] = 0
         self._filled[rows] = False
         self._note(rows)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mapped:
         """A copy in a file of its own in the same folder, removed with the copy."""
-        number = next(k for k in range(1, 10**6) if not self.path.with_name(f"{self.path.name}.copy{k}").exists())
-        path = self.path.with_name(f"{self.path.name}.copy{number}")
+        paths = (self.path.with_name(f"{self.path.name}.copy{k}") for k in range(1, 10**6))
+        path = next(path for path in paths if not path.exists())
         copy = Mapped.__new__(Mapped)
-        copy.num_rows, copy.width, copy.kind, copy.path = self.num_rows, self.width, self.kind, path
-        copy._open()
+        copy.__setstate__({**self.__getstate__(), "path": path})
         copy.put(self.pack())
         weakref.finalize(copy, path.unlink, missing_ok=True)
         return copy
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("num_rows", "width", "kind", "path")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
 
     def __repr__(self) -> str:
         return f"mapped {self.path.name}" if self.kind == "float32" else f"mapped {self.path.name} {self.kind}"
 
 
-def _allocate(file: BinaryIO, size: int) -> None:
-    """Allocates all blocks of a file; where the system cannot, a full disk is not noticed beforehand."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-    else:
-        file.truncate(size)
-
-
-def _own(path: Path) -> Path:
-    """The path with the number of this process, if there are several: each needs a file of its own."""
-    from torch import distributed as dist
-
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return path.with_name(f"{path.name}.{dist.get_rank()}")
-    return path
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # this system has no locks
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise InputError(f"{path} is in use by another table; give each its own path.") from error
-
-
 def restored(
-    store: RowStore | None,
-    shape: tuple[int, ...],
-    state: dict[str, Any],
-    prefix: str,
-    missing: list[str],
-    errors: list[str],
+    store: RowStore | None, shape: Shape, state: dict[str, Any], prefix: str, missing: list[str], errors: list[str]
 ) -> dict[str, Any]:
-    """The saved state of a table, converted between dense and packed rows as the reading table needs.
+    """The saved state of a table of this store and shape, converted between dense and packed rows.
 
-    Args:
-        store: of the reading table, filled here; None if its rows are the tensor `weight`, which torch loads itself.
-        shape: of that table.
-        state: the saved state, under names that begin with `prefix`; entries that are used here are removed.
-        missing, errors: lists of torch that take missing names and messages about wrong shapes.
+    Rows of a store are loaded and removed from the state, whose names begin with `prefix`; torch loads a dense `weight` itself.
+    `missing` and `errors` are its lists of missing names and messages.
     """
     whole, width = prefix + "weight", math.prod(shape[1:])
     if all(prefix + name in state for name in PARTS):
@@ -696,11 +513,6 @@ def restored(
         full[torch.from_numpy(rows)] = torch.from_numpy(block)
     state[whole] = full.reshape(shape)
     return state
-
-
-def without_zeros(weight: Tensor) -> Packed:
-    """The nonzero rows of a tensor."""
-    return Packed.nonzero(weight.detach().cpu().float().reshape(len(weight), -1).numpy())
 
 
 Store = str | Path
@@ -731,13 +543,8 @@ class Spec:
     def of(cls, store: Store) -> Spec:
         """Parses a `Store`.
 
-        >>> Spec.of("sparse:float16")
-        Spec(way='sparse', dtype='float16', path=None)
-        >>> Spec.of("rows.tab").way
-        'mapped'
-        >>> Spec.of("spare")
-        Traceback (most recent call last):
-        compensate.errors.InputError: "spare" is not a known store (a file has a suffix, such as "rows.tab"); did you mean "sparse"?
+        >>> Spec.of("sparse:float16"), Spec.of("rows.tab").way
+        (Spec(way='sparse', dtype='float16', path=None), 'mapped')
         """
         name, _, dtype = str(store).rpartition(":")
         kind = next((kind for kind in get_args(NumberType) if kind == dtype), None)
@@ -755,19 +562,12 @@ class Spec:
 
 
 def choose(
-    spec: Spec,
-    num_rows: int,
-    shape: tuple[int, ...],
-    *,
-    sparse: bool = True,
-    movable: bool = True,
-    free: int | None = None,
+    spec: Spec, num_rows: int, shape: Shape, *, sparse: bool = True, movable: bool = True, free: int | None = None
 ) -> RowStore | None:
     """The store of a table, or None for a dense one, which is a tensor.
 
     Args:
-        spec: the parsed argument.
-        num_rows, shape: of the table.
+        spec, num_rows, shape: of the table.
         sparse: whether its steps leave zeros; if not, "auto" does not choose "sparse".
         movable: whether its rows may be outside of tensors; false if an optimizer moves them, or if they do not start at zero.
         free: bytes of free memory; by default those of this machine.
@@ -781,7 +581,7 @@ def choose(
             '"subgradient"), not by an optimizer or a meta step. Keep it "dense", or change update.'
         )
     width, table_size = math.prod(shape), " x ".join(f"{n:,}" for n in (num_rows, *shape))
-    size = num_rows * width * stored_as(spec.dtype).itemsize
+    size = num_rows * width * np.dtype(STORED_AS[spec.dtype]).itemsize
     if spec.path is not None:
         return Mapped(num_rows, width, spec.path, spec.dtype)
     if spec.way == "sparse":
@@ -789,34 +589,30 @@ def choose(
     if size <= UNCHECKED_BYTES and free is None:
         return None
     free = free_memory() if free is None else free
-    fits = free is None or size <= free
-    small = size <= MAX_DENSE_BYTES and (free is None or 4 * size <= free)
-    if spec.way == "auto" and not small and movable and sparse:
+    if spec.way == "auto" and size > min(MAX_DENSE_BYTES, free / 4) and movable and sparse:
         store = Sparse(num_rows, width, spec.dtype)
         if (num_rows, shape) not in _logged:
             _logged.add((num_rows, shape))
             _log.warning(
-                "the table of %s is kept sparse: %.0f MB and about 6 bytes for each nonzero entry, instead of %.1f GB "
-                '("dense" keeps all)',
+                'the table of %s is kept sparse: %.0f MB and about 6 bytes for each nonzero entry, instead of %.1f GB ("dense" keeps all)',
                 table_size, store.nbytes / 1e6, size / 1e9,
             )  # fmt: skip
         return store
-    if not fits:
-        remedy = (
-            '"sparse" keeps only nonzero entries; the name of a file, such as "rows.tab", keeps the table there'
-            if movable
-            else "take fewer rows, or a granularity that shares them (Category, Group)"
-        )
+    if size > free:
+        remedy = "take fewer rows, or a granularity that shares them (Category, Group)"
+        if movable:
+            remedy = (
+                '"sparse" keeps only nonzero entries; the name of a file, such as "rows.tab", keeps the table there'
+            )
         raise InputError(
-            f"a dense table of {table_size} takes {size:,} bytes ({size / 1e9:.1f} GB), and {free:,} are free. "
-            f"{remedy}."
+            f"a dense table of {table_size} takes {size:,} bytes ({size / 1e9:.1f} GB), and {free:,} are free. {remedy}."
         )
     return None
 
 
-def free_memory() -> int | None:
+def free_memory() -> int:
     """Bytes that this process may still allocate: free memory of the system, or of its container if that is less."""
-    free: list[int] = []
+    free = [sys.maxsize]
     root = Path("/sys/fs/cgroup")
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -827,4 +623,4 @@ def free_memory() -> int | None:
             free.append(int(limit) - used + int(cached.get("inactive_file", 0)))
     except (OSError, ValueError):
         pass  # this system does not have these files
-    return min(free, default=None)
+    return min(free)

@@ -17,23 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from compensate.core.batch import THROUGH, Batch, Slot
-from compensate.core.fast import chunk_length
-from compensate.core.layout import along, distinct_rows, held_range, present_rows
+from compensate.core.layout import CHUNK, chunks, distinct_rows, held_range, is_eager_cpu, present_rows, rowwise
 from compensate.core.proximal import L1, Bound, GroupL2, Penalty
 from compensate.core.stages import full_precision
 from compensate.core.stores import Spec, Store, choose, restored
-from compensate.core.validation import checked_index, checked_keys, is_eager_cpu
-from compensate.errors import InputError
+from compensate.core.validation import checked_index, checked_keys
+from compensate.errors import InputError, check, one_of
 
 Update = Literal["prox", "subgradient", "meta", "manual", "inner"]
 
 _INFERENCE = {
-    "prox": "regularized",
-    "subgradient": "regularized",
-    "meta": "meta",
-    "manual": "tuning",
-    "inner": "adversarial",
-}
+    "prox": "regularized", "subgradient": "regularized", "meta": "meta", "manual": "tuning", "inner": "adversarial",
+}  # fmt: skip
 
 
 @dataclass
@@ -55,12 +50,6 @@ class TouchedRows:
     repeated: bool = False
     """True if `keys` may hold equal keys."""
 
-    def summed(self, slope: Tensor, s: Batch) -> Tensor:
-        """(R, *shape) slopes (B, C) summed over the samples of each row, and over the classes if a row is one number."""
-        slope = s.places.totals(slope) if self.by_sample else slope
-        slope = slope.to(self.rows.dtype).sum_to_size(len(slope), *self.rows.shape[1:])
-        return slope if self.which is None else torch.zeros_like(self.rows).index_add_(0, self.which, slope)
-
 
 class Table(nn.Module, ABC):
     r"""Rows of compensation, gathered by a key. As a term it returns the rows of the batch, (B, \*shape).
@@ -69,17 +58,14 @@ class Table(nn.Module, ABC):
         rows: the number of rows.
         shape: the shape of a row.
         lr: the step of a row per sample and visit, whatever the size of the batch.
-        penalty: keeps the rows near zero. With neither penalty nor bound a learned table would explain every label away and
-            the model would learn nothing; to have that anyway, pass `penalty=None`.
+        penalty: keeps the rows near zero; None for none.
         bound: projects the rows after each step.
         update: how the rows move: "prox" or "subgradient", by the criterion in each training step; "meta",
             :func:`compensate.meta_step`; "manual", an optimizer of the user's; "inner", the inner loop that owns it.
         init: the value of all entries at the start.
-        sign: -1, learned rows go down the loss (positive compensation); +1, they go up (negative compensation), and then
-            a bound is needed, because no penalty holds them for sure.
+        sign: -1, learned rows go down the loss (positive compensation); +1, they go up (negative compensation), within a bound.
         store: how rows are kept; see :class:`Sample`.
 
-    Rows move only when one of their samples is in the batch, and a step costs in proportion to the batch, not to the table.
     """
 
     granularity: ClassVar[str]
@@ -100,10 +86,8 @@ class Table(nn.Module, ABC):
         super().__init__()
         if rows < 1 or any(size < 1 for size in shape):
             raise InputError(f"{type(self).__name__}{(rows, *shape)}: all sizes must be positive.")
-        if lr <= 0:
-            raise InputError(f"lr={lr} for {type(self).__name__}; expected a positive step.")
-        if update not in _INFERENCE:
-            raise InputError(f'update="{update}"; expected one of {", ".join(_INFERENCE)}.')
+        check(lr > 0, "a positive step", lr=lr)
+        one_of("update", update, *_INFERENCE)
         self.shape = (rows, *shape)
         own = update in ("meta", "manual")
         spec = Spec.of(store)
@@ -130,8 +114,7 @@ class Table(nn.Module, ABC):
         """Raises for a learned table without penalty and bound."""
         if self.inference == "regularized" and self.sign > 0 and self.bound is None:
             raise InputError(
-                f"{type(self).__name__}{self.shape} goes up the loss (sign=+1) without a bound: it would never "
-                "stop. Give it one, such as bound=Ball(1.0)."
+                f"{type(self).__name__}{self.shape} goes up the loss (sign=+1) without a bound: it would never stop. Give it one, such as bound=Ball(1.0)."
             )
         if self.update in ("prox", "subgradient") and self._unpenalized and self.bound is None:
             raise InputError(
@@ -150,48 +133,43 @@ class Table(nn.Module, ABC):
 
     def charged(self, penalty: Tensor, s: Batch) -> Tensor:
         """(B,) the penalty of each sample, from that of its row."""
-        penalty = s.places.expanded(penalty, "a penalty") if s.by_input else penalty
+        penalty = s.places.expanded(penalty, "a penalty") if s.places.several and s.by_input else penalty
         return penalty if s.complete and s.gate is None else penalty * s.active
 
     def forward(self, s: Batch) -> Tensor:
         """(B, *shape) the rows of the batch. Their penalty is charged, and learned rows are registered for their step."""
         keys, by_sample = self.key(s), False
-        moves = self.update == "meta" if s.meta else s.learn and self.update in ("prox", "subgradient")
-        if not moves:
-            v = self.gather(keys)
-            v = v if self.update == "manual" else v.detach()
-        else:
-            touched = self._touch(s, keys)
-            by_sample = touched.by_sample
-            v = touched.rows if touched.which is None else touched.rows[touched.which]
+        if self.update == "meta" if s.meta else s.learn and self.update in ("prox", "subgradient"):
+            assert s.slot is not None
+            if s.slot in THROUGH and s.learn and s.criterion.reduction == "none":
+                raise InputError(
+                    'A learned table on features, views or edges needs reduction="mean" or "sum", not "none".'
+                )
+            by_sample = s.places.shared_index and not s.by_input and self.granularity == "sample"
+            keys = s.places.firsts(keys) if by_sample else keys
+            if self.granularity == "sample" or s.meta:
+                distinct, which = distinct_rows(keys, s.index if self.granularity == "sample" else None)
+            else:
+                distinct, which = present_rows(keys, self.shape[0])
+            count = None
+            if which is not None or by_sample or not s.complete or s.gate is not None:
+                count = self.counted(s).to(torch.get_default_dtype())
+                count = s.places.totals(count) if by_sample else count
+                count = count if which is None else count.new_zeros(len(distinct)).index_add_(0, which, count)
+            by_slope = s.learn and s.hard and s.criterion.fast and s.criterion.only_tables
+            rows = self.gather(distinct).detach().requires_grad_(not by_slope)
+            repeated = which is not None and distinct is keys
+            s.touched.append(TouchedRows(self, distinct, rows, count, which, s.slot, by_sample, repeated))
+            v = rows if which is None else rows[which]
             if s.learn and s.slot in ("dx", "dv") and s.criterion.weight is not None and v.requires_grad:
                 v.register_hook(partial(s.criterion.unweighted, s))
+        else:
+            v = self.gather(keys)
+            v = v if self.update == "manual" else v.detach()
         if self.penalty is not None:
             penalty = self.penalty(v if self.update == "manual" else v.detach(), s)
             s.charge(self.charged(s.places.spread(penalty) if by_sample else penalty, s))
         return s.places.spread(v) if by_sample else v
-
-    def _touch(self, s: Batch, keys: Tensor) -> TouchedRows:
-        """Reads the rows of a batch, each once, as leaves of the graph; registers them with the batch."""
-        assert s.slot is not None
-        if s.slot in THROUGH and s.learn and s.criterion.reduction == "none":
-            raise InputError('A learned table on features, views or edges needs reduction="mean" or "sum", not "none".')
-        by_sample = s.places.dense and s.shared_index and not s.by_input and self.granularity == "sample"
-        keys = s.places.firsts(keys) if by_sample else keys
-        if self.granularity == "sample" or s.meta:
-            distinct, which = distinct_rows(keys)
-        else:
-            distinct, which = present_rows(keys, self.shape[0])
-        count = None
-        if which is not None or by_sample or not s.complete or s.gate is not None:
-            count = self.counted(s).to(torch.get_default_dtype())
-            count = s.places.totals(count) if by_sample else count
-            count = count if which is None else count.new_zeros(len(distinct)).index_add_(0, which, count)
-        rows = self.gather(distinct).detach().requires_grad_(not s.fast)
-        repeated = which is not None and distinct is keys
-        touched = TouchedRows(self, distinct, rows, count, which, s.slot, by_sample, repeated)
-        s.touched.append(touched)
-        return touched
 
     def gather(self, keys: Tensor) -> Tensor:
         """(len(keys), *shape) some rows."""
@@ -211,7 +189,7 @@ class Table(nn.Module, ABC):
             chosen = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()
             chosen = chosen if where is None else chosen & where
             old = self.gather(keys).detach()
-            rows = torch.where(along(chosen, rows), rows.to(old.dtype), old)
+            rows = torch.where(rowwise(chosen, rows), rows.to(old.dtype), old)
         if self.store is not None:
             self.store.scatter(keys, rows)
             return
@@ -243,30 +221,27 @@ class Table(nn.Module, ABC):
         """One step of the touched rows by their mean gradient; `grad` is summed over the samples of each row."""
         count, which = touched.count, touched.which
         if count is not None and (which is not None or touched.by_sample):
-            grad = grad / along(count.clamp(min=1), grad)
+            grad = grad / rowwise(count.clamp(min=1), grad)
         # Another term, or another batch before this one's backward pass, may have moved the rows since they were read.
         alone = touched.slot not in THROUGH and (
             len(s.touched) == 1 or sum(other.table is self for other in s.touched) == 1
         )
         old = touched.rows.detach() if alone else self.gather(touched.keys).detach()
-        varies = self.penalty is not None and callable(self.penalty.lam)
-        length = chunk_length(old)
-        if count is not None or varies or length >= len(old):
-            rows, where = self.stepped(old, grad, s), None if count is None else count > 0
-            if touched.repeated:  # equal keys get the row of the first
-                rows, where = rows[which], None if where is None else where[which]
-            self.write(touched.keys, rows, where)
-        else:
-            for keys, v, g in zip(touched.keys.split(length), old.split(length), grad.split(length), strict=True):
+        if old.numel() > CHUNK and count is None and not callable(getattr(self.penalty, "lam", None)):
+            for v, g, keys in chunks(old, grad, touched.keys):
                 self.write(keys, self.stepped(v, g, s))
+            return
+        rows, where = self.stepped(old, grad, s), None if count is None else count > 0
+        if touched.repeated:  # equal keys get the row of the first
+            rows, where = rows[which], None if where is None else where[which]
+        self.write(touched.keys, rows, where)
 
     def stepped(self, v: Tensor, grad: Tensor, s: Batch) -> Tensor:
         """(R, *shape) rows after one step by the gradient of their losses, penalty and bound included."""
         penalty, subgradient = self.penalty, self.update == "subgradient"
-        grad = grad if self.sign < 0 else -grad
         if penalty is not None and subgradient:
-            grad = grad + penalty.subgradient(v, s)
-        v = torch.add(v, grad, alpha=-self.lr)
+            grad = grad - self.sign * penalty.subgradient(v, s)
+        v = torch.add(v, grad, alpha=self.lr * self.sign)
         v = v if penalty is None or subgradient else penalty.prox(v, self.lr, s)
         return v if self.bound is None else self.bound(v)
 
@@ -298,15 +273,10 @@ class Sample(Table):
     Args:
         num_samples: the size of the training set.
         shape: of a row.
-        store: how rows are kept. "dense", in full: 4 bytes an entry, zero or not. "sparse": 4 bytes a sample, and about 6 an
-            entry that is not zero. "rows.tab" or another name of a file: in full, in that file; see
-            :class:`compensate.core.stores.Mapped`. "auto": dense up to a gigabyte, and beyond it
-            sparse, if steps leave zeros. All give the same rows. ":float16" or ":bfloat16" behind it, as in
-            "sparse:float16", keeps numbers in 16 bits: a step is computed in 32 and rounded, and one that is
-            smaller than the last digit is lost.
+        store: how rows are kept. "dense": 4 bytes an entry. "sparse": 4 bytes a sample, and about 6 a nonzero entry. "rows.tab" or
+            another name of a file: in full, in that file. "auto": dense up to a gigabyte, and beyond it sparse, if steps leave zeros.
+            ":float16" or ":bfloat16" behind it, as in "sparse:float16", keeps numbers in 16 bits; smaller steps are lost.
         settings: as of every :class:`Table`.
-
-    Sparse and mapped rows stay in main memory when the criterion is moved to another device; only the rows of a batch are copied.
 
     >>> from compensate.terms import L1
     >>> Sample(50_000, 10, penalty=L1(0.1), lr=1.0)
@@ -327,7 +297,6 @@ class Sample(Table):
         """The sample of the first row, nonzero if several processes share the table."""
 
     def key(self, s: Batch) -> Tensor:
-        """(B,) the row of each sample: its index, less the first sample that has a row here."""
         index = checked_index(s, self.num_samples, "a Sample table")
         return index - self.first_row if self.first_row else index
 
@@ -361,11 +330,9 @@ class Group(Table):
     granularity = "group"
 
     def key(self, s: Batch) -> Tensor:
-        """(B,) the group of each sample."""
         if s.group is None:
             raise InputError(
-                "group is missing: a Group table keeps a row per group. Pass the group number of each sample: "
-                "criterion(logits, target, index, group=group)."
+                "group is missing: a Group table keeps a row per group. Pass the group number of each sample: criterion(logits, target, index, group=group)."
             )
         keys = checked_keys(s.group, self.shape[0], "a Group table", "group", s.check)
         return keys if s.by_input else s.places.expanded(keys, "group")
@@ -389,7 +356,6 @@ class Corpus(Table):
         super().__init__(1, *shape, **settings)  # type: ignore[arg-type]
 
     def key(self, s: Batch) -> Tensor:
-        """(B,) zeros."""
         size = s.places.batch if s.by_input else len(s.target)
         return torch.zeros(size, dtype=torch.long, device=s.target.device)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from compensate.errors import InputError, NotFinite
+from compensate.errors import InputError, NotFinite, check
 
 if TYPE_CHECKING:
     from compensate.core.batch import Batch
@@ -25,76 +24,57 @@ CheckMode = Literal["sync", "async", "kernels", "off"]
 """How one batch is checked. "auto" becomes "sync" for eager CPU tensors and "kernels" elsewhere: as "async", but indexing
 kernels assert the range of classes and rows themselves."""
 
-_simulated = False
+SUM_ERROR = 0.02
+"""The largest difference between the sum of a soft label and 1: three classes rounded to two digits are 0.01 off, half precision less."""
+
+_NAN = (
+    "logits contain NaN: the training has diverged or the input has missing values. Look at the input of these samples, "
+    "lower the learning rate, or clip gradients; check='off' on the criterion skips this check."
+)
+_CLASSES = (
+    "a target lies outside 0..{last}, but the logits have {size} classes. Number the classes from 0, or mark samples without "
+    "a label with ignore_index ({ignored})."
+)
+_ROWS = (
+    "{name} lies outside 0..{last}: {reader} has {size} rows. Pass the row of each sample in the whole training set, counted "
+    "from 0, not its place in the batch, and give the table the size of that set."
+)
 
 
-def is_eager_cpu(values: Tensor) -> bool:
-    """True for eager CPU tensors, whose values can be read without waiting for a device or breaking a compiled graph.
-
-    >>> is_eager_cpu(torch.zeros(3))
-    True
-    """
-    return values.is_cpu and not _simulated and not torch.compiler.is_compiling()
-
-
-@contextmanager
-def simulated_device() -> Iterator[None]:
-    """CPU tensors inside are treated like tensors of another device: for tests on machines without one.
-
-    >>> with simulated_device():
-    ...     is_eager_cpu(torch.zeros(3))
-    False
-    """
-    global _simulated
-    before, _simulated = _simulated, True
-    try:
-        yield
-    finally:
-        _simulated = before
-
-
-def within(values: Tensor, size: int) -> bool:
-    """True if eager CPU values lie in 0..size-1; false if that is not known.
-
-    >>> within(torch.tensor([0, 4]), 4), within(torch.tensor([0, 3]), 4), within(torch.tensor([-1, 3]), 4)
-    (False, True, False)
-    """
-    if not is_eager_cpu(values):
-        return False
-    numbers = values.numpy()  # numpy calls take a tenth of the time of torch calls
-    return bool(numbers.view(f"u{numbers.itemsize}").max() < size)  # without a sign, negative numbers are large
-
-
-def require_true(condition: Tensor, message: str, check: CheckMode) -> None:
-    """Raises `message` unless `condition`, a boolean scalar tensor, holds.
+def require_true(
+    condition: Tensor, message: str, check: CheckMode, example: Callable[[Tensor], str] | None = None
+) -> None:
+    """Raises `message` unless all of `condition`, a boolean tensor, holds.
 
     "sync" waits for the value; "async" leaves it to the device, which neither stalls it nor breaks a compiled graph.
+
+    Args:
+        condition: what must be true.
+        message: of the error.
+        check: whether and how to wait.
+        example: what to write before the message in "sync" mode, a function of where the condition fails.
     """
     if check in ("async", "kernels"):
-        torch._assert_async(condition, message)
-    elif check == "sync" and not bool(condition):
-        raise InputError(message)
+        torch._assert_async(condition.all(), message)
+    elif check == "sync" and not bool(condition.all()):
+        raise InputError(message if example is None else f"{example(~condition)}: {message}")
 
 
-def check_target(target: object, *, binary: bool = False) -> None:
-    """Raises unless the target is a tensor, and unless a target with one axis has class numbers, if not `binary`."""
-    if not isinstance(target, Tensor):
-        raise InputError(
-            f"target is a {type(target).__name__}; expected a tensor on the device of the logits: write "
-            "torch.as_tensor(target)."
-        )
-    if target.ndim == 1 and not binary and target.dtype != torch.long:
-        raise InputError(_CLASS_TYPE.format(target.dtype))
+def check_range(values: Tensor, size: int, check: CheckMode, message: str, ignored: int = 0, **names: str) -> None:
+    """Raises unless values lie in 0..size-1 or are `ignored`; in "kernels" mode indexing raises instead."""
+    if check in ("off", "kernels") or not len(values):
+        return
+    if check == "sync" and values.is_cpu:
+        numbers = values.numpy()  # numpy calls take a tenth of the time of torch calls
+        if numbers.view(f"u{numbers.itemsize}").max() < size:  # without a sign, negative numbers are large
+            return
+    inside = (values >= 0) & (values < size) | (values == ignored)
+    message = message.format(size=size, last=size - 1, ignored=ignored, **names)
+    require_true(inside, message, check, lambda out: f"{names.get('name', 'target')} {int(values[out][0])}")
 
 
 def check_state(own: Mapping[str, Tensor], state: Mapping[str, Any], prefix: str) -> None:
-    """Raises if a saved state holds NaN, or a tensor of another size than the one that it is to replace.
-
-    Args:
-        own: the tensors of the criterion that reads it.
-        state: the saved state; names of the criterion begin with `prefix`.
-        prefix: the name of the criterion in the module that it is a part of.
-    """
+    """Raises if a saved state, whose names begin with `prefix`, holds NaN, or a tensor of another size than that in `own`."""
     for key, value in state.items():
         if not key.startswith(prefix) or not isinstance(value, Tensor):
             continue
@@ -106,8 +86,7 @@ def check_state(own: Mapping[str, Tensor], state: Mapping[str, Any], prefix: str
             )
         if value.is_floating_point() and bool(value.isnan().any()):
             raise InputError(
-                f"{name} of the saved state contains NaN: the training that wrote it had diverged, or the file is damaged. Load an "
-                "earlier checkpoint."
+                f"{name} of the saved state contains NaN: the training that wrote it had diverged, or the file is damaged. Load an earlier checkpoint."
             )
 
 
@@ -120,22 +99,9 @@ def checked_weights(given: Tensor | Sequence[float] | None) -> Tensor | None:
     if given is None:
         return None
     weight = torch.as_tensor(given, dtype=None if isinstance(given, Tensor) else torch.get_default_dtype())
-    if weight.ndim != 1 or not weight.is_floating_point():
-        raise InputError(
-            f"weight is {weight.dtype} of shape {tuple(weight.shape)}; expected a floating point number for each class, (C,)."
-        )
+    numbers, found = weight.ndim == 1 and weight.is_floating_point(), f"{weight.dtype} of shape {tuple(weight.shape)}"
+    check(numbers, "a floating point number for each class, (C,)", weight=found)
     return weight
-
-
-def checked_reduction(given: Reduction) -> Reduction:
-    """How losses are reduced, if it is a way that torch knows.
-
-    >>> checked_reduction("sum")
-    'sum'
-    """
-    if given not in ("mean", "sum", "none"):
-        raise InputError(f'reduction is "{given}"; expected "mean", "sum" or "none".')
-    return given
 
 
 def check_batch(s: Batch, u: Tensor) -> None:
@@ -157,33 +123,22 @@ def check_batch(s: Batch, u: Tensor) -> None:
             f"target has shape {tuple(target.shape)} for logits of shape {tuple(u.shape)}; expected ({len(u)},) class "
             f"numbers or {tuple(u.shape)} distributions."
         )
-    if s.places.binary:
-        _check_labels(s, check)
-    elif s.hard:
+    if s.hard:
         if target.dtype != torch.long:
-            raise InputError(_CLASS_TYPE.format(target.dtype))
-        classes = u.shape[-1]
-        if check not in ("off", "kernels") and target.shape[0] and not within(target, classes):
-            message = (
-                f"a target lies outside 0..{classes - 1}, but the logits have {classes} classes. Number the classes from 0, or "
-                f"mark samples without a label with ignore_index ({s.criterion.ignore_index})."
+            raise InputError(
+                f"target is {target.dtype}; class numbers are torch.long. Write target.long(), or give distributions of shape (batch, classes)."
             )
-            inside = (target >= 0) & (target < classes) | ~s.valid
-            if check == "sync" and not bool(inside.all()):
-                raise InputError(f"target {int(target[~inside][0])}: {message}")
-            require_true(inside.all(), message, check)
-    elif target.shape != u.shape or not target.is_floating_point():
+        check_range(target, u.shape[-1], check, _CLASSES, s.criterion.ignore_index)
+    elif not s.places.binary and (target.shape != u.shape or not target.is_floating_point()):
         raise InputError(
-            f"target is {target.dtype} of shape {tuple(target.shape)}; targets with two axes are distributions, "
-            f"floating point of shape {tuple(u.shape)}."
+            f"target is {target.dtype} of shape {tuple(target.shape)}; targets with two axes are distributions, floating point of shape {tuple(u.shape)}."
         )
-    else:
-        _check_distributions(target, check)
+    elif check != "off" and target.numel():
+        _check_soft_labels(s, target, check)
     classes, weight = s.places.labels if s.places.binary else u.shape[-1], s.criterion.weight
     if weight is not None and weight.shape != (classes,):
         raise InputError(
-            f"the criterion's weight has shape {tuple(weight.shape)} and the logits have {classes} classes; expected one "
-            f"weight for each class, ({classes},)."
+            f"the criterion's weight has shape {tuple(weight.shape)} and the logits have {classes} classes; expected one weight for each class, ({classes},)."
         )
     if s.learn and not torch.compiler.is_compiling() and u.is_inference():
         raise InputError(
@@ -191,9 +146,8 @@ def check_batch(s: Batch, u: Tensor) -> None:
             "step outside of it, or write criterion.eval() for the plain loss."
         )
     if check != "off" and u.numel():
-        total = (
-            u.detach().sum()
-        )  # NaN and infinity survive a sum; large finite numbers may overflow, hence the second check
+        # NaN and infinity survive a sum; large finite numbers may overflow, hence the second check.
+        total = u.detach().sum()
         if check != "sync":
             require_true(total == total, _NAN, check)
         elif not math.isfinite(total.item()):
@@ -201,6 +155,34 @@ def check_batch(s: Batch, u: Tensor) -> None:
             if bool(odd.any()):
                 rows, kind = odd.nonzero().flatten().tolist(), "NaN" if bool(u.isnan().any()) else "infinity"
                 raise NotFinite(f"{_NAN.replace('NaN', kind, 1)} First rows of the batch with {kind}: {rows[:5]}.")
+
+
+def _check_soft_labels(s: Batch, target: Tensor, check: CheckMode) -> None:
+    if s.places.binary:
+        message = (
+            "labels of several classes are 0 or 1 (or between, where they are not certain). Mark those that are not known "
+            f"with ignore_index ({s.criterion.ignore_index})."
+        )
+        inside = (target >= 0) & (target <= 1) | ~s.valid[:, None]
+        require_true(inside, message, check, lambda out: f"target {float(target[out][0]):g}")
+        return
+    # In 32 bits: a sum of many small numbers would lose them in half precision. NaN fails every comparison.
+    sums = target.sum(-1, dtype=torch.promote_types(target.dtype, torch.float32))
+    proper = ((sums - 1).abs() <= SUM_ERROR) & (target.amin(-1) >= -1e-6)
+    message = (
+        "targets with two axes are distributions over the classes: entries of at least 0 that sum to 1. For one class a sample give "
+        'class numbers (batch,). Several classes at once (multi-hot) are not a distribution: write base="bce", under which each class is '
+        "a label of its own, or share the label among them, target / target.sum(-1, keepdim=True)."
+    )
+
+    def example(wrong: Tensor) -> str:
+        row = int(wrong.nonzero()[0])
+        if not bool(target[row].isfinite().all()):
+            raise NotFinite(f"row {row} of the target contains NaN or infinity: {message}")
+        total, least = float(sums[row]), float(target[row].min())
+        return f"row {row} of the target sums to {total:.4g}, its least entry is {least:.4g}"
+
+    require_true(proper, message, check, example)
 
 
 def check_losses(s: Batch) -> None:
@@ -211,57 +193,18 @@ def check_losses(s: Batch) -> None:
     total = total.sum() if total.ndim else total
     if s.check != "sync":
         require_true(total < math.inf, _NAN, s.check)
-        return
-    if math.isfinite(total.item()):
-        return
-    finite = s.compensated.detach().isfinite()
-    if not bool(finite.all()):
+    elif not math.isfinite(total.item()) and not bool(s.compensated.isfinite().all()):
+        reason = (
+            "the compensated loss is not finite though the logits are: they, or the weights of the model, are too "
+            "large for their type. Lower the learning rate, or clip gradients."
+        )
         if bool((s.u == -math.inf).any()):
             reason = (
                 "logits contain -infinity where the loss depends on them. Take out only classes that a sample cannot have, "
                 "or write a large negative number such as -1e4 instead."
             )
-        else:
-            reason = (
-                "the compensated loss is not finite though the logits are: they, or the weights of the model, are too "
-                "large for their type. Lower the learning rate, or clip gradients."
-            )
-        raise NotFinite(f"{reason} First rows of the batch: {(~finite).nonzero().flatten().tolist()[:5]}.")
-
-
-_CLASS_TYPE = (
-    "target is {}; class numbers are torch.long. Write target.long(), or give distributions of shape (batch, classes)."
-)
-
-_NAN = (
-    "logits contain NaN: the training has diverged or the input has missing values. Look at the input of these samples, "
-    "lower the learning rate, or clip gradients; check='off' on the criterion skips this check."
-)
-
-
-SUM_ERROR = 0.02
-"""The largest difference between the sum of a soft label and 1: three classes rounded to two digits are 0.01 off, half precision less."""
-
-
-def _check_distributions(target: Tensor, check: CheckMode) -> None:
-    if check == "off" or not target.numel():
-        return
-    # In 32 bits: a sum of many small numbers would lose them in half precision. NaN fails every comparison.
-    sums = target.sum(-1, dtype=torch.promote_types(target.dtype, torch.float32))
-    proper = ((sums - 1).abs() <= SUM_ERROR) & (target.amin(-1) >= -1e-6)
-    message = (
-        "targets with two axes are distributions over the classes: entries of at least 0 that sum to 1. For one class a sample give "
-        'class numbers (batch,). Several classes at once (multi-hot) are not a distribution: write base="bce", under which each class is '
-        "a label of its own, or share the label among them, target / target.sum(-1, keepdim=True)."
-    )
-    if check == "sync" and not bool(proper.all()):
-        row = int((~proper).nonzero()[0])
-        if not bool(target[row].isfinite().all()):
-            raise NotFinite(f"row {row} of the target contains NaN or infinity: {message}")
-        raise InputError(
-            f"row {row} of the target sums to {float(sums[row]):.4g}, its least entry is {float(target[row].min()):.4g}: {message}"
-        )
-    require_true(proper.all(), message, check)
+        rows = (~s.compensated.isfinite()).nonzero().flatten().tolist()
+        raise NotFinite(f"{reason} First rows of the batch: {rows[:5]}.")
 
 
 def checked_classes(s: Batch, size: int, reader: str) -> None:
@@ -279,40 +222,25 @@ def checked_features(s: Batch, size: int) -> None:
         raise InputError(f"features have shape {tuple(s.z.shape)}; expected (B, {size}): feature_dim.")
 
 
-def _check_labels(s: Batch, check: CheckMode) -> None:
-    target = s.target
-    if check == "off" or not target.numel():
-        return
-    inside = (target >= 0) & (target <= 1) | ~s.valid[:, None]
-    message = (
-        "labels of several classes are 0 or 1 (or between, where they are not certain). Mark those that are not known "
-        f"with ignore_index ({s.criterion.ignore_index})."
-    )
-    if check == "sync" and not bool(inside.all()):
-        raise InputError(f"target {float(target[~inside][0]):g}: {message}")
-    require_true(inside.all(), message, check)
-
-
 def checked_index(s: Batch, num_samples: int, reader: str) -> Tensor:
     """The row of a table for each row of the batch, if its index can address `num_samples` of them.
 
     While inputs are compensated, there is one for each input. Each of several labels has a row of its own.
     """
-    index, by_input = s.index, s.by_input
+    index, places = s.index, s.places
+    by_input = places.several and s.by_input
     known = s.checked.get((num_samples, by_input))
     if known is not None:
         return known
     if index is None:
         raise InputError(
-            f"index is missing: {reader} keeps a row per sample. Wrap the data set with "
-            "compensate.data.Indexed(dataset) and pass the index: criterion(logits, target, index). For validation write "
-            "criterion.eval(), which is the plain loss and needs no index."
+            f"index is missing: {reader} keeps a row per sample. Wrap the data set with compensate.data.Indexed(dataset) and pass the index: "
+            "criterion(logits, target, index). For validation write criterion.eval(), which is the plain loss and needs no index."
         )
     if not isinstance(index, Tensor):
         raise InputError(f"index is a {type(index).__name__}; expected a tensor of whole numbers, one row per sample.")
     if index.is_floating_point() or index.dtype == torch.bool:
         raise InputError(f"index is {index.dtype}; expected whole numbers, the row of each sample in the training set.")
-    places = s.places
     if index.shape != (places.batch,) and (by_input or index.shape != (places.batch, *places.shape)):
         each = f" or {(places.batch, *places.shape)}, one for each place" if places.dense and not by_input else ""
         raise InputError(f"index has shape {tuple(index.shape)}; expected ({places.batch},), one row per sample{each}.")
@@ -321,13 +249,13 @@ def checked_index(s: Batch, num_samples: int, reader: str) -> Tensor:
     labels = 1 if by_input else places.labels
     if num_samples % labels:
         raise InputError(
-            f"{reader} has {num_samples} rows, and a sample has {labels} labels; expected a row for each label of each sample, "
-            f"num_samples * {labels}."
+            f"{reader} has {num_samples} rows, and a sample has {labels} labels; expected a row for each label of each sample, num_samples * {labels}."
         )
-    index = index.to(s.target.device, torch.long, non_blocking=True)
-    keys = checked_keys(index, num_samples // labels, reader, "index", s.check)
+    keys = index.to(s.target.device, torch.long, non_blocking=True)
+    check_range(keys, num_samples // labels, s.check, _ROWS, name="index", reader=reader)
     if places.several and not by_input:
-        keys = places.pairs(places.expanded(keys, "index"))
+        keys = places.expanded(keys, "index")
+        keys = keys if labels == 1 else keys * labels + places.classes(keys)
     s.checked[num_samples, by_input] = keys
     return keys
 
@@ -336,13 +264,5 @@ def checked_keys(keys: Tensor, rows: int, reader: str, name: str, check: CheckMo
     """Keys as torch.long, if they lie in 0..rows-1."""
     if not isinstance(keys, Tensor):
         raise InputError(f"{name} is a {type(keys).__name__}; expected a tensor of whole numbers, one for each sample.")
-    if check not in ("off", "kernels") and len(keys) and not within(keys, rows):
-        message = (
-            f"{name} lies outside 0..{rows - 1}: {reader} has {rows} rows. Pass the row of each sample in the whole "
-            "training set, counted from 0, not its place in the batch, and give the table the size of that set."
-        )
-        inside = (keys >= 0) & (keys < rows)
-        if check == "sync" and not bool(inside.all()):
-            raise InputError(f"{name} {int(keys[~inside][0])}: {message}")
-        require_true(inside.all(), message, check)
+    check_range(keys, rows, check, _ROWS, name=name, reader=reader)
     return keys.long()

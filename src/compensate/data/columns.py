@@ -1,9 +1,12 @@
-"""The role of each table column: number, category, date, text, identifier, constant or label."""
+"""The role of each table column (number, category, date, text, identifier, constant or label), and its features.
+
+scikit-learn makes the features. (skrub's TableVectorizer takes whole numbers such as 1000 for years, and keeps infinities.)
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,57 +17,50 @@ from numpy.typing import NDArray
 from compensate.data.labels import is_missing
 from compensate.errors import InputError, nearest
 
-USED = ("number", "category", "date")
-"""Roles that become features."""
-
+LABELS = ("label", "target", "class", "y")  # names that a label column has in most tables
+USED = ("number", "category", "date")  # roles that become features
+# Names of columns that number or name the rows
 IDS = ("id", "index", "uuid", "guid", "key", "row", "rownames", "unnamed: 0", "")
-"""Names of columns that number or name the rows."""
-
-NEARLY_ALL = 0.95
-"""Share of the cells that must have a type for the column to have it: one "unknown" among numbers is a missing number."""
-
+NEARLY_ALL = 0.95  # share of the cells that must have a type for the column to have it: one "unknown" among numbers is a missing number
+# Words or codes name the rows if more than 50 of them, and more than this share, are distinct
 MIN_DISTINCT, DISTINCT_SHARE = 50, 0.9
-"""Words or codes name the rows if more than 50 of them, and more than this share, are distinct."""
-
 HOLDS_LISTS = "holds lists"
-WRITTEN_LISTS = "holds lists written as text"
-"""Reasons for leaving out a column of lists."""
-
-SENTENCE = 3
-"""Median number of words from which a column is text."""
-
+WRITTEN_LISTS = "holds lists written as text"  # reasons for leaving out a column of lists
+SENTENCE = 3  # median number of words from which a column is text
 _ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key)$|[a-z](Id|ID)$")
 _HASH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=.*\d)[0-9a-f]{16,128}", re.IGNORECASE)
 _URL = re.compile(r"(https?|ftp|s3|gs)://\S+|www\.\S+", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"[-+]?(\d{1,3}(\.\d{3})+|\d+),(\d{1,2}|\d{4,})\s*[%$€£¥]?|[-+]?0,\d+")
 _WRITTEN = re.compile(r"([-+]?)\s*[$€£¥]?\s*([-+]?)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?\s*[%$€£¥]?")
-
 DATE_FORMATS = (
     *("%Y-%m-%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%Y/%m/%d", "%d-%m-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y"),
     *("%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%d-%b-%Y", "%d-%b-%y", "%Y%m%d"),
 )
 TIME_FORMATS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 ISO = "ISO8601"
+MAX_ONE_HOT = 30  # values of a category column that are one-hot encoded; more values are described by their letters
+LETTER_DIMENSIONS = 10  # features of a column of many values: leading directions of the letter groups in its values
+# How the letters of a value are counted
+LETTER_GROUPS: dict[str, Any] = {"analyzer": "char_wb", "ngram_range": (2, 4), "sublinear_tf": True}
+MAX_DEVIATIONS = 10.0  # standardized values are clipped here: one misplaced decimal point must not dominate a model
+MAX_VALUE = 1e18  # numbers are clipped here, to keep their squares finite in 32 bits
+ABSENT = "(missing)"  # the value of an empty cell in a category column
+DATE_PARTS = ("seconds", "year", "month", "day", "weekday", "hour")
+Matrix = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Column:
     """A column and its role.
 
-    Attributes:
-        name: of the column.
-        role: number, category, date, text, identifier, constant, label, split or ignored.
-        reason: why, in a few words.
-        dates: the format of its dates, if it holds dates.
-
     >>> Column("age", "number", "50 distinct numbers").used
     True
     """
 
     name: str
-    role: str
-    reason: str
-    dates: str | None = None
+    role: str  # number, category, date, text, identifier, constant, label, split or ignored
+    reason: str  # why, in a few words
+    dates: str | None = None  # the format of its dates
 
     @property
     def used(self) -> bool:
@@ -83,11 +79,7 @@ def analyze(
 ) -> tuple[Column, ...]:
     """The role of every column, with the reason.
 
-    Args:
-        frame: the table, with cells as written or with typed columns.
-        label, text, split: the columns whose roles are known.
-        ignore: columns to leave out.
-        columns: the only columns to use, identifiers included.
+    ``label``, ``text`` and ``split`` are known columns, ``ignore`` names columns to leave out, ``columns`` the only ones to use.
 
     >>> frame = pd.DataFrame({"id": range(100), "age": [30.5, 40] * 50, "day": ["2024-01-31", "2024-02-01"] * 50})
     >>> [(c.name, c.role) for c in analyze(frame)]
@@ -109,47 +101,62 @@ def analyze(
         elif is_nested(frame[name]):
             roles.append(Column(name, "ignored", HOLDS_LISTS))
         else:
-            roles.append(Column(name, *_role(frame[name], name, target, chosen=columns is not None)))
+            roles.append(Column(name, *_role(name, frame[name], target, columns is not None)))
     return tuple(roles)
 
 
-def is_nested(column: pd.Series) -> bool:
-    """Whether cells hold lists or dictionaries.
+def is_row(first_line: Sequence[str], frame: pd.DataFrame) -> bool:
+    """Whether the first line of a table is a row and not the names of the columns.
 
-    >>> is_nested(pd.Series([["a", "b"], None])), is_nested(pd.Series(["a", None]))
-    (True, False)
+    A cell of the first line indicates a row if it is a number above numbers, or a value of its column. A cell that differs in kind from the
+    cells below indicates names. Consecutive whole numbers, such as default names of pandas or years, indicate neither.
     """
+    whole = [int(cell) for cell in first_line if cell.isdecimal()]
+    counted = len(whole) > 1 and whole == list(range(whole[0], whole[0] + len(whole)))
+    like_cells = False
+    for k, cell in enumerate(first_line[:100]):
+        below = [str(v).strip() for v in frame.iloc[:200, k] if not is_missing(v)]
+        unnamed = cell.startswith("Unnamed: ") and cell != "Unnamed: 0"  # the name that pandas gives an empty cell
+        if not below or unnamed or (counted and cell.isdecimal()):
+            continue
+        finite = np.isfinite(numbers(pd.Series([*below, cell], dtype=object)))
+        numeric = finite[:-1].mean() >= NEARLY_ALL
+        if cell.lower() in LABELS or (numeric and not finite[-1]):
+            return False
+        if numeric or cell in below:
+            like_cells = True
+        elif len(set(below)) <= len(below) / 2 or (median_words(below) >= SENTENCE and " " not in cell):
+            return False
+    return like_cells
+
+
+def typed_frame(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """A table of these cells. Only columns of one type are converted: integers with gaps would become floats."""
+    series = {name: pd.Series(cells, dtype=object) for name, cells in columns.items()}
+    return pd.DataFrame({n: s.infer_objects() if len(set(map(type, s))) == 1 else s for n, s in series.items()})
+
+
+def is_nested(column: pd.Series) -> bool:
+    """Whether cells hold lists or dictionaries."""
     if column.dtype != object or not pd.api.types.infer_dtype(column, skipna=True).startswith("mixed"):
         return False
     return any(isinstance(v, (list, tuple, set, dict, np.ndarray)) for v in column)
 
 
 def are_lists(texts: Iterable[str]) -> bool:
-    """Whether nearly all texts are JSON lists or objects, such as embeddings.
-
-    >>> are_lists(["[0.1, 0.2]", "[0.3, 0.4]"]), are_lists(["[sic] a text"])
-    (True, False)
-    """
+    """Whether nearly all texts are JSON lists or objects, such as embeddings."""
     brackets = [text[:1] + text[-1:] in ("[]", "{}") for text in texts]
     return bool(brackets) and float(np.mean(brackets)) >= NEARLY_ALL
 
 
 def median_words(texts: Sequence[str] | NDArray[Any]) -> float:
-    """The median number of words, over at most about 2,000 of the texts.
-
-    >>> median_words(["a very fine film", "dull"])
-    2.5
-    """
+    """The median number of words, over at most about 2,000 of the texts."""
     sample = texts[:: max(1, len(texts) // 2000)]
     return float(np.median([text.count(" ") + 1 for text in sample])) if len(texts) else 0.0
 
 
 def cell_texts(column: pd.Series, missing: str | None = None) -> NDArray[Any]:
-    """(N,) the cells as texts without blanks around them; ``missing`` for empty cells.
-
-    >>> cell_texts(pd.Series([" a", 1, "NA"])).tolist()
-    ['a', '1', None]
-    """
+    """(N,) the cells as texts without blanks around them; ``missing`` for empty cells."""
     codes, values = pd.factorize(column)
     texts = [missing if is_missing(v) else str(v).strip() for v in np.asarray(values, dtype=object)]
     return np.array([*texts, missing], dtype=object)[codes]
@@ -159,9 +166,6 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
     """(N,) the cells as numbers; NaN for empty cells, infinities and words.
 
     "$1,200" and "12 %" are numbers. If some cell can only have a decimal comma, such as "1,5", all cells have it.
-
-    >>> numbers(pd.Series(["1", " 2.5", "$1,200", "12%", "NA", "inf", None])).tolist()
-    [1.0, 2.5, 1200.0, 12.0, nan, nan, nan]
     """
     try:
         read = pd.to_numeric(column, errors="coerce")
@@ -185,11 +189,7 @@ def numbers(column: pd.Series) -> NDArray[np.float64]:
 
 
 def dates(column: pd.Series, form: str) -> NDArray[np.datetime64]:
-    """(N,) the cells as dates of this format, NaT for other cells.
-
-    >>> dates(pd.Series(["31.01.2024", "soon"]), "%d.%m.%Y").astype(str).tolist()
-    ['2024-01-31T00:00:00.000000', 'NaT']
-    """
+    """(N,) the cells as dates of this format, NaT for other cells."""
     if not pd.api.types.is_datetime64_any_dtype(column):
         codes, texts = pd.factorize(cell_texts(column))
         read = pd.to_datetime(pd.Series(texts, dtype=object), errors="coerce", format=form, utc=True)
@@ -199,9 +199,7 @@ def dates(column: pd.Series, form: str) -> NDArray[np.datetime64]:
     return column.to_numpy(dtype="datetime64[us]")
 
 
-def _role(
-    column: pd.Series, name: str, target: NDArray[Any] | None, *, chosen: bool
-) -> tuple[str, str] | tuple[str, str, str]:
+def _role(name: str, column: pd.Series, target: NDArray[Any] | None, chosen: bool) -> tuple[str, ...]:
     """Role, reason and perhaps date format; ``chosen`` if the user asked for the column."""
     all_texts = cell_texts(column)
     present = np.array([text is not None for text in all_texts], dtype=bool)
@@ -213,8 +211,11 @@ def _role(
         return "constant", "has one value only"
     if pd.api.types.is_datetime64_any_dtype(column):
         return "date", "dates", ISO
-    if not chosen and target is not None and _repeats(all_texts, target):
-        return "label", "repeats the label in other words"
+    if not chosen and target is not None:
+        labeled = np.array([label is not None for label in target], dtype=bool)
+        same, labels, count = all_texts[labeled], target[labeled], len(set(target[labeled]))
+        if 2 <= count == len(set(same)) < len(same) / 2 and len(set(zip(same, labels, strict=True))) == count:
+            return "label", "repeats the label in other words"
     if not chosen and are_lists(texts):
         return "ignored", WRITTEN_LISTS
     values = numbers(column)
@@ -226,9 +227,27 @@ def _role(
     if form is not None:
         example = texts[0] if len(texts[0]) <= 30 else texts[0][:29] + "…"
         return "date", f"dates such as {example}", form
-    why = None if chosen else _why_identifier(name, texts, known, distinct, numeric=numeric)
-    if why is not None:
-        return "identifier", why
+    if not chosen:
+        count, many, bare = len(texts), distinct > max(20, 0.2 * len(texts)), name.strip()
+        if bare.lower() in IDS and many:
+            return "identifier", f"named like an identifier, with {distinct:,} values in {count:,} rows"
+        if distinct == count and (bare.lower() in IDS or _ID_NAME.search(bare)):
+            return "identifier", f"named like an identifier, and different in each of {count:,} rows"
+        if not numeric:
+            sample = texts[:: max(1, count // 2000)]
+            for kind, pattern in (("hashes", _HASH), ("web addresses", _URL)):
+                if many and np.mean([bool(pattern.fullmatch(t)) for t in sample]) >= NEARLY_ALL:
+                    return "identifier", f"holds {kind}"
+            if distinct > MIN_DISTINCT and distinct > DISTINCT_SHARE * count and median_words(sample) < SENTENCE:
+                return "identifier", f"{distinct:,} distinct values in {count:,} rows"
+        elif distinct == count >= 20 and len(known) > 1 and (known % 1 == 0).all() and np.abs(known).max() < 2**53:
+            steps = np.diff(np.sort(known))
+            if (np.diff(known) == steps[0]).all():
+                return "identifier", "numbers the rows"
+            if (steps == steps[0]).all():
+                return "identifier", "whole numbers without a gap, each once"
+            if (np.diff(known) > 0).all() and np.median(steps) <= 3:
+                return "identifier", "rises by whole numbers from row to row"
     if numeric and not pd.api.types.is_bool_dtype(column):
         if not len(known) or (known.min() == known.max() and len(known) == len(values)):
             return "constant", "has one value only" if len(known) else "holds no finite number"
@@ -236,50 +255,6 @@ def _role(
     if median_words(texts) >= SENTENCE and distinct > len(texts) / 2:
         return "text", "holds sentences"
     return "category", f"{distinct:,} distinct values"
-
-
-def _why_identifier(
-    name: str, texts: NDArray[Any], known: NDArray[np.float64], distinct: int, *, numeric: bool
-) -> str | None:
-    """Why a column identifies its rows; None if it does not."""
-    count, name = len(texts), name.strip()
-    many = distinct > max(20, 0.2 * count)
-    if name.lower() in IDS and many:
-        return f"named like an identifier, with {distinct:,} values in {count:,} rows"
-    if distinct == count and (name.lower() in IDS or _ID_NAME.search(name)):
-        return f"named like an identifier, and different in each of {count:,} rows"
-    if numeric:
-        if (
-            distinct == count >= 20
-            and len(known) > 1
-            and (known == np.round(known)).all()
-            and np.abs(known).max() < 2**53
-        ):
-            steps = np.diff(np.sort(known))
-            if (np.diff(known) == steps[0]).all():
-                return "numbers the rows"
-            if (steps == steps[0]).all():
-                return "whole numbers without a gap, each once"
-            if (np.diff(known) > 0).all() and np.median(steps) <= 3:
-                return "rises by whole numbers from row to row"
-        return None
-    sample = texts[:: max(1, count // 2000)]
-    for kind, pattern in (("hashes", _HASH), ("web addresses", _URL)):
-        if many and np.mean([bool(pattern.fullmatch(t)) for t in sample]) >= NEARLY_ALL:
-            return f"holds {kind}"
-    if distinct > MIN_DISTINCT and distinct > DISTINCT_SHARE * count and median_words(sample) < SENTENCE:
-        return f"{distinct:,} distinct values in {count:,} rows"
-    return None
-
-
-def _repeats(texts: NDArray[Any], target: NDArray[Any]) -> bool:
-    """Whether a column and the label determine each other."""
-    labeled = np.array([label is not None for label in target], dtype=bool)
-    texts, target = texts[labeled], target[labeled]
-    count = len(set(target))
-    if not 2 <= count == len(set(texts)) < len(target) / 2:
-        return False
-    return len(set(zip(texts, target, strict=True))) == count
 
 
 def _date_format(texts: NDArray[Any]) -> str | None:
@@ -296,3 +271,217 @@ def _date_format(texts: NDArray[Any]) -> str | None:
         return ISO
     times = TIME_FORMATS if cells.str.contains(":").mean() > 1 - NEARLY_ALL else TIME_FORMATS[:1]
     return next((day + time for day in DATE_FORMATS for time in times if fits(day + time)), None)
+
+
+@dataclass(frozen=True, eq=False)
+class TableEncoder:
+    r"""Turns table rows into features.
+
+    .. math:: z = \frac{\operatorname{clip}(x - \mu, \pm 10 \sigma)}{\sigma} \text{ for a number,} \qquad
+              z_k = \frac{[x = k]}{s} \text{ for a category}
+
+    where :math:`\mu` and :math:`\sigma` are the mean and standard deviation of the column after missing values were
+    replaced by its median, and :math:`s^2` is the sum of the variances of the indicators: a category weighs as much as a
+    number in distances. A column with missing values when fitted gets an indicator of missing cells; a missing category is a
+    category. A date becomes year, month, day, weekday, hour and seconds, each a number.
+
+    >>> frame = pd.DataFrame({"age": ["30", "", "50"], "town": ["rome", "oslo", "rome"]})
+    >>> encoder = TableEncoder.fit(frame)
+    >>> encoder.names
+    ('age', 'age is missing', 'town=oslo', 'town=rome')
+    >>> encoder(frame).shape, encoder.trees(frame).shape
+    ((3, 4), (3, 3))
+    """
+
+    columns: tuple[Column, ...]
+    parts: tuple[_Part, ...]
+
+    @classmethod
+    def fit(cls, frame: pd.DataFrame, columns: Sequence[Column] | None = None) -> TableEncoder:
+        """Learn medians, deviations and categories from these rows; ``columns`` as returned by `analyze`."""
+        columns = analyze(frame) if columns is None else tuple(columns)
+        parts: list[_Part] = []
+        for column in (c for c in columns if c.used):
+            cells = frame[column.name]
+            if column.role != "category":
+                parts.append(_Numbers(column, _Numbers.learn(column, cells)))
+            else:
+                texts = cell_texts(cells, ABSENT)
+                kind = _Few if len(set(texts)) <= MAX_ONE_HOT else _Many
+                parts.append(kind(column, kind.learn(texts)))
+        return cls(columns, tuple(part for part in parts if part.names))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each feature."""
+        return tuple(name for part in self.parts for name in part.names)
+
+    def __call__(self, frame: pd.DataFrame, *, scaled: bool = True) -> Matrix:
+        """(N, features) of these rows, standardized; without ``scaled`` those of `trees`."""
+        lost = [c.name for c in self.columns if c.used and c.name not in frame.columns]
+        if lost:
+            raise InputError(f"the table lacks the columns {', '.join(lost)}, which the features were made from.")
+        blocks = [part.encode(frame[part.column.name], scaled) for part in self.parts]
+        return np.concatenate(blocks, axis=1).astype(np.float32) if blocks else np.empty((len(frame), 0), np.float32)
+
+    def trees(self, frame: pd.DataFrame) -> Matrix:
+        """(N, features) of these rows, for trees."""
+        return self(frame, scaled=False)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that was learned, as texts, numbers and arrays; `of` restores the encoder."""
+        columns = [[c.name, c.role, c.reason, c.dates] for c in self.columns]
+        parts = [[type(part).__name__, self.columns.index(part.column), part.learned] for part in self.parts]
+        return {"columns": columns, "parts": parts}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> TableEncoder:
+        """An encoder from its `state`."""
+        columns = tuple(Column(*column) for column in state["columns"])
+        kinds = {kind.__name__: kind for kind in (_Numbers, _Few, _Many)}
+        return cls(columns, tuple(kinds[kind](columns[k], learned) for kind, k, learned in state["parts"]))
+
+
+class _Part:
+    """The features of one column: ``learned`` holds texts, numbers and arrays."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, column: Column, learned: Mapping[str, Any]) -> None:
+        self.column, self.learned = column, dict(learned)
+        # The most frequent value comes first: a tree separates frequent from rare values by one split.
+        self.rank = {value: k for k, value in enumerate(learned.get("values", ()))}
+
+    def encode(self, cells: pd.Series, scaled: bool) -> NDArray[Any]:
+        """(N, features) for models that measure distances if ``scaled``, else for trees."""
+        raise NotImplementedError
+
+    def ranks(self, texts: NDArray[Any]) -> Matrix:
+        """(N, 1) the rank of each value; new values come last."""
+        return np.array([[self.rank.get(text, len(self.rank))] for text in texts], dtype=np.float32)
+
+
+class _Numbers(_Part):
+    """A column of numbers, or the parts of a date."""
+
+    def __init__(self, column: Column, learned: Mapping[str, Any]) -> None:
+        super().__init__(column, learned)
+        self.missing, self.kept = bool(learned["missing"]), np.asarray(learned["kept"], bool)
+        names = [column.name] if column.role == "number" else [f"{column.name} {part}" for part in DATE_PARTS]
+        names = [name for name, kept in zip(names, self.kept, strict=True) if kept]
+        self.names = tuple(names + [f"{column.name} is missing"] * self.missing)
+
+    @staticmethod
+    def values(column: Column, cells: pd.Series) -> NDArray[np.float64]:
+        """(N, 1) numbers, or (N, 6) parts of dates; NaN where a cell has none."""
+        if column.role == "number":
+            values = numbers(cells)[:, None]
+        else:
+            when = pd.Series(dates(cells, column.dates or ISO))
+            seconds = (when - pd.Timestamp("1970-01-01")).dt.total_seconds()
+            parts = [seconds, when.dt.year, when.dt.month, when.dt.day, when.dt.day_of_week, when.dt.hour]
+            values = np.stack([part.to_numpy(dtype=np.float64, na_value=np.nan) for part in parts], axis=1)
+        return np.clip(values, -MAX_VALUE, MAX_VALUE)
+
+    @classmethod
+    def learn(cls, column: Column, cells: pd.Series) -> dict[str, Any]:
+        values = cls.values(column, cells)
+        kept = np.array([len(np.unique(v[np.isfinite(v)])) > 1 for v in values.T])
+        known = np.isfinite(values).any(0)
+        medians = np.nanmedian(values[:, kept], axis=0)
+        filled = np.where(np.isnan(values[:, kept]), medians, values[:, kept])
+        means, deviations = filled.mean(0), filled.std(0)
+        # A deviation below the rounding error of the mean is that of a constant.
+        rounding = len(filled) * np.finfo(np.float64).eps * np.abs(means)
+        scales = np.where(deviations > rounding, deviations, 1.0)
+        missing = bool(known.any() and np.isnan(values[:, known]).any())
+        return {"missing": missing, "kept": kept, "medians": medians, "means": means, "scales": scales}
+
+    def encode(self, cells: pd.Series, scaled: bool) -> NDArray[Any]:
+        values = self.values(self.column, cells)
+        medians, means, scales = (np.asarray(self.learned[name]) for name in ("medians", "means", "scales"))
+        filled = np.where(np.isnan(values[:, self.kept]), medians, values[:, self.kept])
+        if scaled:  # the parts of a date together weigh as much as a number
+            z = np.clip((filled - means) / scales, -MAX_DEVIATIONS, MAX_DEVIATIONS)
+            filled = z / np.sqrt(self.kept.sum())
+        missing = np.isnan(values).all(1, keepdims=True)
+        return np.concatenate([filled, missing], axis=1) if self.missing else filled
+
+
+class _Few(_Part):
+    """A category of few values: one-hot for distances, one column for trees."""
+
+    def __init__(self, column: Column, learned: Mapping[str, Any]) -> None:
+        super().__init__(column, learned)
+        self.place = {value: k for k, value in enumerate(sorted(learned["values"]))}
+        self.names = tuple(f"{column.name}={value}" for value in self.place)
+
+    @staticmethod
+    def learn(texts: NDArray[Any]) -> dict[str, Any]:
+        values, counts = _by_frequency(texts)
+        shares = counts / counts.sum()
+        spread = float(np.sqrt((shares * (1 - shares)).sum()))
+        return {"values": values, "scale": 1.0 / spread if spread > 0 else 1.0}
+
+    def encode(self, cells: pd.Series, scaled: bool) -> Matrix:
+        texts = cell_texts(cells, ABSENT)
+        if not scaled:
+            return self.ranks(texts)
+        one_hot = np.zeros((len(cells), len(self.place) + 1), np.float32)  # the last column is for new values
+        one_hot[np.arange(len(cells)), [self.place.get(text, -1) for text in texts]] = float(self.learned["scale"])
+        return one_hot[:, :-1]
+
+
+class _Many(_Part):
+    """A category of many values, described by their letters: similar names get similar features."""
+
+    def __init__(self, column: Column, learned: Mapping[str, Any]) -> None:
+        super().__init__(column, learned)
+        self.letters = tfidf(learned["letters"], learned["idf"], **LETTER_GROUPS)
+        self.directions, self.known = np.asarray(learned["directions"]), np.asarray(learned["known"])
+        self.names = tuple(f"{column.name} letters {i}" for i in range(len(self.directions)))
+
+    @staticmethod
+    def learn(texts: NDArray[Any]) -> dict[str, Any]:
+        from sklearn.decomposition import TruncatedSVD
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        values, _ = _by_frequency(texts)  # each value counts once: its frequency is another feature
+        letters = TfidfVectorizer(max_features=20_000, **LETTER_GROUPS)
+        weights = letters.fit_transform(values)
+        dims = max(1, min(LETTER_DIMENSIONS, *(size - 1 for size in weights.shape)))
+        directions = TruncatedSVD(dims, random_state=0).fit(weights).components_
+        known = weights @ directions.T
+        rank = {value: k for k, value in enumerate(values)}
+        rows = known[[rank[t] for t in texts]]
+        return {
+            "values": values, "letters": letters.get_feature_names_out().tolist(), "idf": letters.idf_,
+            "directions": directions, "known": known, "mean": rows.mean(0),
+            "scale": 1.0 / max(float(np.sqrt(rows.var(0).sum())), 1e-12),
+        }  # fmt: skip
+
+    def encode(self, cells: pd.Series, scaled: bool) -> NDArray[Any]:
+        texts = cell_texts(cells, ABSENT)
+        new = list(dict.fromkeys(t for t in texts if t not in self.rank))
+        fresh = self.letters.transform(new) @ self.directions.T if new else self.known[:0]
+        row = {**self.rank, **{value: len(self.known) + i for i, value in enumerate(new)}}
+        letters = np.concatenate([self.known, fresh])[[row[t] for t in texts]]
+        if scaled:
+            return (letters - np.asarray(self.learned["mean"])) * float(self.learned["scale"])
+        return np.concatenate([self.ranks(texts), letters], axis=1)
+
+
+def tfidf(words: Sequence[str], idf: NDArray[np.float64], **options: Any) -> Any:
+    """A fitted scikit-learn vectorizer with these words and weights."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(vocabulary=list(words), **options)
+    vectorizer.idf_ = np.asarray(idf, np.float64)
+    return vectorizer
+
+
+def _by_frequency(texts: NDArray[Any]) -> tuple[list[str], NDArray[np.int64]]:
+    """The values, the most frequent first, and their counts."""
+    values, counts = np.unique(texts, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return values[order].tolist(), counts[order]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,16 +17,23 @@ from compensate.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
+DATA_VARIABLE = "COMPENSATE_DATA"
+
+
+def data_folder(data_dir: str | Path | None = None) -> Path:
+    """The folder of named data sets and word vectors: `data_dir`, else the environment variable COMPENSATE_DATA, else the user's cache.
+
+    >>> data_folder("my/data").name
+    'data'
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "compensate"
+    return Path(data_dir or os.environ.get(DATA_VARIABLE) or cache).expanduser()
+
 
 def generator(seed: int, purpose: str, *more: int) -> np.random.Generator:
     """A random generator that depends on the seed, the purpose, and further numbers such as the epoch.
 
     Two purposes never share a stream: the split of a run must not determine which labels are flipped.
-
-    >>> generator(0, "split").random() == generator(0, "split").random()
-    True
-    >>> generator(0, "order", 1).random() == generator(0, "order", 2).random()
-    False
     """
     if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
         raise InputError(f"seed is {seed!r}; it must be a whole number of at least 0.")
@@ -36,19 +45,13 @@ class Ragged:
 
     ``x[3]`` is one sequence, ``x[rows]`` a `Ragged` of these rows, `pad` a rectangular array.
 
-    >>> x = Ragged.of([[5, 6, 7], [8], [9, 4]])
-    >>> x.lengths
-    array([3, 1, 2])
-    >>> x[np.array([2, 0])].pad()
+    >>> Ragged.of([[5, 6, 7], [8], [9, 4]])[np.array([2, 0])].pad()
     array([[9, 4, 0],
            [5, 6, 7]])
     """
 
     def __init__(self, values: NDArray[Any], offsets: NDArray[np.int64]) -> None:
-        if len(offsets) < 1 or offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
-            raise InputError("the offsets of a Ragged must rise from 0 to the number of values.")
-        self.values = values
-        self.offsets = offsets
+        self.values, self.offsets = values, offsets
 
     @classmethod
     def of(cls, sequences: Iterable[ArrayLike], dtype: Any = np.int64) -> Ragged:
@@ -64,51 +67,28 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @overload
-    def __getitem__(self, rows: int | np.integer[Any]) -> NDArray[Any]: ...
-    @overload
-    def __getitem__(self, rows: NDArray[np.int64]) -> Ragged: ...
     def __getitem__(self, rows: Any) -> Any:
-        if np.ndim(rows) == 0:
-            row = range(len(self))[rows]
-            return self.values[self.offsets[row] : self.offsets[row + 1]]
-        rows = np.asarray(rows, dtype=np.int64)
-        lengths = self.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        # Position k of the result is the start of its row plus its offset within the row.
-        source = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
-        return Ragged(self.values[source], offsets)
+        if np.ndim(rows) > 0:
+            return Ragged.of([self[row] for row in rows], self.values.dtype)
+        row = range(len(self))[rows]
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
 
-    def pad(self, fill: int = 0) -> NDArray[np.int64]:
-        """(N, longest) the sequences, each followed by ``fill``; at least one column wide."""
+    def pad(self) -> NDArray[np.int64]:
+        """(N, longest) the sequences, each followed by zeros; at least one column wide."""
         lengths = self.lengths
-        out = np.full((len(self), max(int(lengths.max(initial=1)), 1)), fill, dtype=np.int64)
+        out = np.zeros((len(self), int(lengths.max(initial=1))), dtype=np.int64)
         out[np.arange(out.shape[1]) < lengths[:, None]] = self.values
         return out
 
 
-Ints = NDArray[np.int64]
-"""Class numbers, rows, folds."""
-
-Floats = NDArray[np.float64]
-"""Log probabilities and numbers computed from them."""
-
-Singles = NDArray[np.float32]
-"""Features and predictions, of which there are many."""
-
-
-UNLABELED = -1
-"""The target of a row whose label is missing."""
-
-PARTS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("test", "testing"), "test"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-}
-"""Names of folders, splits and cells that stand for a part of a data set."""
-
-OTHERS = ("test", "validation")
-"""Parts that are not used for training."""
+Ints = NDArray[np.int64]  # class numbers, rows, folds
+Floats = NDArray[np.float64]  # log probabilities and numbers computed from them
+Singles = NDArray[np.float32]  # features and predictions, of which there are many
+UNLABELED = -1  # the target of a row whose label is missing
+# Names of folders, splits and cells that stand for a part of a data set
+PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test", "validation": "validation"}
+PARTS |= dict.fromkeys(("valid", "val", "dev"), "validation")
+OTHERS = ("test", "validation")  # parts that are not used for training
 
 
 @dataclass(frozen=True)
@@ -122,55 +102,31 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source:
-    """Where a data set came from, and how it was read.
+    """Where a data set came from, and how it was read."""
 
-    Attributes:
-        kind: of the samples: "text", "table", "images" or "features".
-        title: the name of the data.
-        path: the file, folder or pattern that was read; empty for arrays.
-        digest: of the file or folder; see `compensate.auditing.digests`.
-        row_digests: (rows,) of the rows without their labels.
-        label, text: the columns of a table.
-        label_given: whether the user named the label column.
-        target: how the labels were read, such as "5 classes".
-        columns: the roles of the columns of a table.
-        passed_over: columns that look like labels and were not chosen, with the reason.
-        encoder: the fitted encoder of a table's columns.
-        folder: of the images.
-        encoding, delimiter: of a text file, where the user gave them.
-        features_given: whether the user gave embeddings of the samples.
-        split: the column that assigns rows to parts.
-        left_out: the number of rows in each part that is not read here.
-        missing: how often each cell that counts as a missing label occurs.
-        missing_given: the cells that the user named as missing labels.
-        runners_up: other columns that could hold the labels.
-        merged: spellings of class names that were merged, with the name they got.
-        notes: remarks about how the data were read.
-    """
-
-    kind: str = ""
+    kind: str = ""  # of the samples: "text", "table", "images" or "features"
     title: str = "the data"
-    path: str = ""
-    digest: str = ""
-    row_digests: NDArray[np.uint64] | None = None
-    label: str | None = None
-    text: str | None = None
-    label_given: bool = False
-    target: str = ""
-    columns: tuple[Any, ...] = ()
-    passed_over: Mapping[str, str] = field(default_factory=dict)
-    encoder: Any = None
-    folder: str = ""
-    encoding: str | None = None
+    path: str = ""  # the file, folder or pattern that was read; empty for arrays
+    digest: str = ""  # of the file or folder; see `compensate.auditing.content`
+    row_digests: NDArray[np.uint64] | None = None  # (rows,) of the rows without their labels
+    label: str | None = None  # the label column of a table
+    text: str | None = None  # the text column of a table
+    label_given: bool = False  # whether the user named the label column
+    target: str = ""  # how the labels were read, such as "5 classes"
+    columns: tuple[Any, ...] = ()  # the roles of the columns of a table
+    passed_over: Mapping[str, str] = field(default_factory=dict)  # columns that look like labels, and why they are not
+    encoder: Any = None  # the fitted encoder of a table's columns
+    folder: str = ""  # of the images
+    encoding: str | None = None  # of a text file, where the user gave it
     delimiter: str | None = None
-    features_given: bool = False
-    split: str | None = None
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    missing: Mapping[str, int] = field(default_factory=dict)
-    missing_given: list[str] | None = None
-    runners_up: tuple[str, ...] = ()
-    merged: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    features_given: bool = False  # whether the user gave embeddings of the samples
+    split: str | None = None  # the column that assigns rows to parts
+    left_out: Mapping[str, int] = field(default_factory=dict)  # the number of rows in each part that is not read here
+    missing: Mapping[str, int] = field(default_factory=dict)  # cells that stand for a missing label, and their counts
+    missing_given: list[str] | None = None  # the cells that the user named as missing labels
+    runners_up: tuple[str, ...] = ()  # other columns that could hold the labels
+    merged: Mapping[str, str] = field(default_factory=dict)  # merged spellings of class names, with the name they got
+    notes: tuple[str, ...] = ()  # remarks about how the data were read
 
     def stored(self) -> dict[str, Any]:
         """The fields that an audit stores."""
@@ -178,8 +134,8 @@ class Source:
         return {name: value for name, value in fields.items() if value}
 
 
+# Fields of a `Source` that an audit stores under their own names
 STORED = ("label", "text", "label_given", "missing_given", "merged", "encoding", "delimiter")
-"""Fields of a `Source` that an audit stores under their own names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,8 +143,7 @@ class Dataset:
     """Samples in memory.
 
     Attributes:
-        x: the samples, indexed by an array of rows: (N, C, H, W) images, uint8 or float in [0, 1]; (N, F) features; texts;
-            `Ragged` token ids.
+        x: the samples: (N, C, H, W) images, uint8 or float in [0, 1]; (N, F) features; texts; `Ragged` token ids.
         target: (N,) class numbers, `UNLABELED` for a missing label; floats for regression.
         classes: the class names, in the order of their numbers; empty for regression.
         index: (N,) the 0-based row of the source before any split or filter; by default 0..N-1.
@@ -201,8 +156,6 @@ class Dataset:
     >>> data = Dataset(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
     >>> data.subset(data.target == 1).index
     array([1, 3])
-    >>> data[2]
-    (array([0., 0., 1., 0.]), 0, 2)
     """
 
     x: Any
@@ -226,10 +179,8 @@ class Dataset:
             raise InputError(f"the parts of a data set differ in length: {sizes}. Each needs one entry a sample.")
         if not self.regression and len(self) and not -1 <= self.target.min() <= self.target.max() < self.num_classes:
             row = int(np.flatnonzero((self.target < -1) | (self.target >= self.num_classes))[0])
-            raise InputError(
-                f"the label of row {self.index[row]} is {self.target[row]}; with {self.num_classes} classes it must be "
-                f"0 to {self.num_classes - 1}, or -1 for a missing label."
-            )
+            known = f"0 to {self.num_classes - 1}, or -1 for a missing label"
+            raise InputError(f"the label of row {self.index[row]} is {self.target[row]}; expected {known}.")
 
     def __len__(self) -> int:
         return len(self.target)
@@ -270,39 +221,23 @@ class Dataset:
         rows = rows.astype(np.int64)
         if rows.ndim != 1 or (rows.size and not 0 <= rows.min() <= rows.max() < len(self)):
             raise InputError(f"subset needs positions from 0 to {len(self) - 1} in one dimension, or a mask.")
-        return replace(
-            self,
-            x=self.x[rows],
-            target=self.target[rows],
-            index=self.index[rows],
-            ids=None if self.ids is None else self.ids[rows],
-            raw=self.table.iloc[rows] if self.table is not None else None if self.raw is None else self.raw[rows],
-        )
+        ids = None if self.ids is None else self.ids[rows]
+        raw = self.table.iloc[rows] if self.table is not None else None if self.raw is None else self.raw[rows]
+        return replace(self, x=self.x[rows], target=self.target[rows], index=self.index[rows], ids=ids, raw=raw)
 
     @property
     def table(self) -> pd.DataFrame | None:
         """The rows as they were read from a table; None for other data."""
-        if self.raw is None:
-            return None
-        import pandas as pd
-
-        return self.raw if isinstance(self.raw, pd.DataFrame) else None
+        return self.raw if hasattr(self.raw, "iloc") else None
 
     def relabel(self, target: ArrayLike) -> Dataset:
         """The same samples with other labels, one each."""
         return replace(self, target=np.asarray(target).astype(self.target.dtype))
 
     def split(self, fractions: Sequence[float], *, seed: int = 0) -> tuple[Dataset, ...]:
-        """Random parts of the given shares, which must sum to one, stratified by class; samples keep the order of the source.
-
-        >>> from compensate.data import digits
-        >>> [len(part) for part in digits().split((0.7, 0.3))]
-        [1258, 539]
-        """
+        """Random parts of the given shares, which must sum to one, stratified by class; samples keep the order of the source."""
         if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-6:
-            raise InputError(
-                f"the fractions are {tuple(fractions)}; they must be positive and sum to 1, as (0.8, 0.2)."
-            )
+            raise InputError(f"the fractions {tuple(fractions)} must be positive and sum to 1, as (0.8, 0.2).")
         order = generator(seed, "split").permutation(len(self))
         if not self.regression:
             order = order[np.argsort(self.target[order], kind="stable")]
@@ -320,9 +255,8 @@ class Dataset:
 class Splits:
     """The training part of a data set, and its test and validation parts if it has them.
 
-    >>> data = Dataset(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
-    >>> Splits(*data.split((0.5, 0.5))).test.target.tolist()
-    [0, 1]
+    >>> len(Splits(*Dataset(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog")).split((0.5, 0.5))).test)
+    2
     """
 
     train: Dataset

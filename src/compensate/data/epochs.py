@@ -1,7 +1,6 @@
 """Batches for PyTorch: the order of an epoch, tensors, augmentation, and the index of each sample.
 
-Order and augmentation are functions of the seed and the epoch: a run that stops at batch k continues at batch k, and processes
-that share a batch see the same samples as one process.
+Order and augmentation are functions of the seed and the epoch: a run that stops at batch k continues at batch k.
 """
 
 from __future__ import annotations
@@ -21,20 +20,15 @@ from compensate.data.dataset import Dataset, Ragged, generator
 from compensate.errors import InputError
 
 Rows = NDArray[np.int64]
+# Takes the batch (B, C, H, W) and draws (B, 3), uniform in [0, 1), one row per sample
 Augment = Callable[[Tensor, NDArray[np.float64]], Tensor]
-"""Takes the batch (B, C, H, W) and draws (B, 3), uniform in [0, 1), one row per sample."""
-
-POOL = 50
-"""Number of batches that are sorted by length together: enough to save padding, few enough to keep the order random."""
+POOL = 50  # number of batches that are sorted by length together: enough to save padding, few enough to keep the order random
 
 
-def order(
-    data: Dataset, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True, drop_last: bool = False
-) -> list[Rows]:
-    """The positions of each batch of an epoch.
+def order(data: Dataset, batch_size: int, *, seed: int = 0, epoch: int = 0, shuffle: bool = True) -> list[Rows]:
+    """The positions of each batch of an epoch; without ``shuffle`` in the order of the data.
 
-    Sequences are bucketed by length: the shuffled epoch is divided into pools, each pool is sorted by length and divided into
-    batches, and the batches are shuffled. Without ``shuffle`` the order is that of the data.
+    Sequences are bucketed by length: each pool of the shuffled epoch is sorted by length, and the batches are shuffled.
 
     >>> data = Dataset(np.zeros((5, 2)), np.zeros(5, int), ("a",))
     >>> [len(rows) for rows in order(data, 2)]
@@ -44,12 +38,10 @@ def order(
     rng = generator(seed, "order", epoch)
     rows = rng.permutation(len(data)) if shuffle else np.arange(len(data))
     bucketed = shuffle and isinstance(data.x, Ragged)
-    if bucketed:
-        pools = [rows[i : i + POOL * batch_size] for i in range(0, len(rows), POOL * batch_size)]
-        rows = np.concatenate([p[np.argsort(data.x.lengths[p], kind="stable")] for p in pools]) if pools else rows
+    if bucketed and len(rows):
+        pools = np.split(rows, range(POOL * batch_size, len(rows), POOL * batch_size))
+        rows = np.concatenate([p[np.argsort(data.x.lengths[p], kind="stable")] for p in pools])
     batches = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-    if batches and drop_last and len(batches[-1]) < batch_size:
-        batches.pop()
     return [batches[i] for i in rng.permutation(len(batches))] if bucketed else batches
 
 
@@ -58,9 +50,7 @@ def order_in_ranges(data: Dataset, batch_size: int, *, seed: int = 0, epoch: int
 
     With :math:`K` batches, the samples in the order of their index are divided into ranges of :math:`K`, and each range gives one sample
     to each batch, in a random order per epoch. A process that owns some ranges then sees the same samples in every epoch, and equally
-    many in every batch, for any number of processes. The samples after the last whole range go to random batches.
-
-    Sequences are bucketed by length: each range gives its samples of about one rank in length to a batch.
+    many in every batch. The samples after the last whole range go to random batches. Sequences are bucketed by length.
 
     >>> data = Dataset(np.zeros((8, 2)), np.zeros(8, int), ("a",))
     >>> [sorted(rows.tolist()) for rows in order_in_ranges(data, 4)]      # a sample of 0..1, of 2..3, of 4..5 and of 6..7
@@ -98,9 +88,8 @@ def ranges_of(n: int, batch_size: int) -> tuple[int, int]:
 def draws(data: Dataset, *, seed: int = 0, epoch: int = 0) -> NDArray[np.float64]:
     """(N, 3) the random numbers for the augmentation of each sample in this epoch.
 
-    >>> from compensate.data import digits
-    >>> draws(digits(), epoch=3).shape
-    (1797, 3)
+    >>> draws(Dataset(np.zeros((5, 2)), np.zeros(5, int), ("a",)), epoch=3).shape
+    (5, 3)
     """
     return generator(seed, "augment", epoch).random((len(data), 3))
 
@@ -112,10 +101,8 @@ def gather(
 
     Bytes become floats in [0, 1] after augmentation; token ids become a rectangle padded with 0.
 
-    >>> from compensate.data import digits
-    >>> x, target, index = gather(digits(), np.array([5, 6]))
-    >>> x.shape, index.tolist()
-    (torch.Size([2, 1, 8, 8]), [5, 6])
+    >>> gather(Dataset(np.zeros((8, 2)), np.zeros(8, int), ("a",)), np.array([5, 6]))[2].tolist()
+    [5, 6]
     """
     x = data.x[rows]
     if isinstance(x, Ragged):
@@ -124,16 +111,14 @@ def gather(
         tensor = torch.from_numpy(np.ascontiguousarray(x))
     else:
         kind = f"an array of {type(data.x[0]).__name__}" if len(data.x) else "empty"
-        raise InputError(
-            f"batches need numbers, and x is {kind}. Turn texts into token ids with "
-            "compensate.data.encode_texts(splits) or into features with compensate.data.Tfidf."
-        )
+        remedy = "Encode texts with compensate.data.encode_texts or Tfidf"
+        raise InputError(f"batches need numbers, and x is {kind}. {remedy}.")
     if augment is not None:
         if drawn is None:
             raise InputError("augmentation needs its random numbers: pass drawn=draws(data, seed=..., epoch=...).")
         tensor = augment(tensor, drawn[rows])
     if tensor.dtype == torch.uint8:
-        tensor = tensor.to(torch.float32).div_(255)
+        tensor = tensor.float().div_(255)
     elif tensor.dtype == torch.float64:
         tensor = tensor.float()
     target = torch.from_numpy(data.target[rows])
@@ -148,7 +133,6 @@ def batches(
     epoch: int = 0,
     start: int = 0,
     shuffle: bool = True,
-    drop_last: bool = False,
     augment: Augment | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The batches ``(x, target, index)`` of an epoch, from batch number ``start`` on.
@@ -158,24 +142,17 @@ def batches(
     [[0, 1], [2]]
     """
     drawn = draws(data, seed=seed, epoch=epoch) if augment is not None else None
-    for rows in order(data, batch_size, seed=seed, epoch=epoch, shuffle=shuffle, drop_last=drop_last)[start:]:
+    for rows in order(data, batch_size, seed=seed, epoch=epoch, shuffle=shuffle)[start:]:
         yield gather(data, rows, augment=augment, drawn=drawn)
 
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Shifts each image by up to ``padding`` pixels, with black beyond the border, and mirrors half of them.
-
-    Args:
-        padding: the largest shift in pixels, each way.
-        flip: whether to mirror left and right; not for images such as digits.
+    """Shifts each image by up to ``padding`` pixels, with black beyond the border, and with ``flip`` mirrors half of them.
 
     Called with images (B, C, H, W) and draws (B, 3), uniform in [0, 1): shift down, shift right, mirror.
 
-    >>> import torch
     >>> image = torch.arange(4).view(1, 1, 2, 2)
-    >>> CropFlip(1)(image, np.array([[0.5, 0.5, 0.9]])).flatten().tolist()      # neither moved nor mirrored
-    [0, 1, 2, 3]
     >>> CropFlip(1)(image, np.array([[0.0, 0.5, 0.1]])).flatten().tolist()      # moved down and mirrored
     [0, 0, 1, 0]
     """
@@ -202,27 +179,19 @@ class CropFlip:
 class Indexed(TorchDataset[Any]):
     """Adds its index to each item of a map-style data set: ``(x, y)`` becomes ``(x, y, index)``.
 
-    A dictionary, such as an item of a Hugging Face data set, gets an entry ``"index"``. The index is the position in the wrapped
-    data set: wrap it once, before any `torch.utils.data.Subset`.
+    A dictionary gets an entry ``"index"``. The index is the position in the wrapped data set: wrap it once, before any `Subset`.
 
-    >>> data = Indexed([("cat.png", 0), ("dog.png", 1)])
-    >>> data[-1]
+    >>> Indexed([("cat.png", 0), ("dog.png", 1)])[-1]
     ('dog.png', 1, 1)
-    >>> len(data)
-    2
-    >>> Indexed([{"text": "good", "label": 1}])[0]
-    {'text': 'good', 'label': 1, 'index': 0}
     """
 
     def __init__(self, dataset: Any) -> None:
         if isinstance(dataset, Indexed):
             raise InputError("the data set is Indexed already: its items have an index. Wrap it once only.")
         if not (hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")):
-            raise InputError(
-                f"Indexed was given a {type(dataset).__name__}, which has no length or no items by number; it wraps "
-                "map-style data sets (with __getitem__ and __len__). Read a stream into a list first, or yield "
-                "(x, y, index) from it yourself."
-            )
+            problem = f"a {type(dataset).__name__}; it wraps map-style data sets (with __getitem__ and __len__)"
+            remedy = "Read a stream into a list first, or yield (x, y, index) from it yourself"
+            raise InputError(f"Indexed was given {problem}. {remedy}.")
         self.dataset = dataset
 
     def __len__(self) -> int:
@@ -234,18 +203,13 @@ class Indexed(TorchDataset[Any]):
         if not 0 <= row < size:
             # IndexError ends a plain `for` loop over the data set.
             raise IndexError(f"index {index} is out of range for a data set of {size} samples.")
-        item = self.dataset[row]
+        item, named = self.dataset[row], f"item {row} of the {type(self.dataset).__name__}"
         if isinstance(item, Mapping):
             if "index" in item:
-                raise InputError(
-                    f'item {row} of the {type(self.dataset).__name__} has an entry "index" already. If it is the row in the whole training '
-                    "set, use the data set as it is; otherwise rename that entry first."
-                )
+                remedy = "If it is the row in the whole training set, use the data set as it is; otherwise rename that entry first"
+                raise InputError(f'{named} has an entry "index" already. {remedy}.')
             return {**item, "index": row}
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             got = f"{len(item)} values" if isinstance(item, (tuple, list)) else f"a {type(item).__name__}"
-            raise InputError(
-                f"item {row} of the {type(self.dataset).__name__} is {got}; Indexed wraps data sets whose items are "
-                "pairs (x, y) or dictionaries. Map your items to (x, y) first."
-            )
-        return item[0], item[1], row
+            raise InputError(f"{named} is {got}; map items to pairs (x, y) or dictionaries first.")
+        return *item, row

@@ -12,56 +12,33 @@ from numpy.typing import ArrayLike, NDArray
 
 from compensate.data.dataset import Dataset
 from compensate.data.label_column import find_label
-from compensate.data.labels import encode_labels
+from compensate.data.labels import encode_labels, is_quantity
 from compensate.data.tables import check_header, is_table, read_frame
 from compensate.errors import InputError
-from compensate.files import check_file, members, npy_header, numpy_damage, read_numpy, read_text
+from compensate.files import check_file, npy_header, numpy_damage, read_numpy, read_text, zip_members
 
+# Columns of a label table that identify the row of a label
 KEYS = ("index", "id", "file", "file_name", "path", "filename")
-"""Columns of a label table that identify the row of a label."""
-
-
+# Readers of pickled arrays. `experiments.data` adds one that runs no code; the package itself reads no pickle.
 PICKLE_READERS: list[Callable[[bytes, str], Any]] = []
-"""Readers of pickled arrays. `experiments.data` adds one that runs no code; the package itself reads no pickle."""
-
-
-def _unpickled(content: bytes, path: Path) -> Any:
-    for reader in PICKLE_READERS:
-        return reader(content, str(path))
-    raise InputError(
-        f"{path} is a pickle, which is read in a checkout only (python -m experiments audit ... --labels {path.name}). "
-        "Save the labels as plain arrays: numpy.savez."
-    )
 
 
 @dataclass(frozen=True, eq=False)
 class LabelFile:
-    """The contents of a label file.
+    """The contents of a label file."""
 
-    Attributes:
-        cells: (N,) the labels as written.
-        keys: (N,) the index, id or file that each label belongs to; None if they are in the order of the rows.
-        by: the name of the key column in lower case; empty without keys.
-        column: the label column, for a table.
-
-    >>> LabelFile(np.array(["cat"])).by
-    ''
-    """
-
-    cells: NDArray[Any]
-    keys: NDArray[Any] | None = None
-    by: str = ""
-    column: str | None = None
+    cells: NDArray[Any]  # (N,) the labels as written
+    keys: NDArray[Any] | None = None  # (N,) the index, id or file of each label; by default the order of the rows
+    by: str = ""  # the name of the key column in lower case; empty without keys
+    column: str | None = None  # the label column, for a table
 
 
 def read_labels(path: str | Path, labels_key: str | None = None) -> LabelFile:
     r"""Labels from a file, with the index or id of each if the file has them.
 
-    - ``.npy``, ``.npz``: an array; a pickled dictionary of arrays (such as CIFAR-N) is read without executing it.
-    - ``.pt``: a dictionary of arrays saved by torch, read likewise.
+    - ``.npy``, ``.npz``, ``.pt``: an array; a pickled dictionary of arrays (such as CIFAR-N) is read without executing it.
     - ``.txt``: one label per line.
-    - a table (``.csv``, ``.tsv``, ``.jsonl``, ``.xlsx``, ``.parquet``): a label column, and optionally one of the columns in `KEYS`;
-      without one, a label for each row.
+    - a table (``.csv``, ``.tsv``, ``.jsonl``, ``.xlsx``, ``.parquet``): a label column, and optionally one of the columns in `KEYS`.
 
     ``labels_key`` selects one of several label sets.
 
@@ -78,57 +55,57 @@ def read_labels(path: str | Path, labels_key: str | None = None) -> LabelFile:
     if suffix in (".txt", ".labels", ""):
         return LabelFile(np.array(read_text(path).splitlines(), dtype=object))
     if not is_table(path):
-        raise InputError(
-            f"{path} is not a label file; expected .csv, .tsv, .jsonl, .xlsx, .parquet, .txt, .npy, .npz or .pt."
-        )
+        raise InputError(f"{path} is not a label file; expected a table (such as .csv), .txt, .npy, .npz or .pt.")
     frame = read_frame(path)
     if labels_key is None:
         check_header(frame, path, "labels_key")
     lower = {str(c).strip().lower(): c for c in frame.columns}
     by = next((name for name in KEYS if name in lower), "")
-    others = [c for c in frame.columns if not by or c != lower[by]]
-    column = labels_key or (others[0] if len(others) == 1 else find_label(frame[others])[0])
-    if column not in frame.columns:
-        raise InputError(
-            f"{path} has the columns {', '.join(map(str, frame.columns))}. Say which holds the labels: labels_key=... "
-            "(--labels-key on the command line)."
-        )
+    candidates = [labels_key] if labels_key else [c for c in frame.columns if not by or c != lower[by]]
+    if len(candidates) > 1:
+        candidates = find_label(frame[candidates])
+    if len(candidates) != 1 or candidates[0] not in frame.columns:
+        names, option = ", ".join(map(str, frame.columns)), "labels_key=... (--labels-key on the command line)"
+        raise InputError(f"{path} has the columns {names}. Say which holds the labels: {option}.")
     keys = frame[lower[by]].to_numpy(object) if by else None
-    return LabelFile(frame[column].to_numpy(object), keys, by, str(column))
+    return LabelFile(frame[candidates[0]].to_numpy(object), keys, by, str(candidates[0]))
 
 
 def _read_array(path: Path, key: str | None) -> NDArray[Any]:
-    found: Any = None
+    check_file(path)
+    pickled = None
     if path.suffix.lower() == ".pt":
-        pickles = [content for _, content in members(path, lambda name: name.endswith("data.pkl"), packed=".zip")]
+        pickles = list(zip_members(path, lambda name: name.endswith("data.pkl")))
         if len(pickles) != 1:
             raise InputError(f"{path} is not a file saved by torch.")
-        found = _unpickled(pickles[0], path)
+        pickled = pickles[0][1]
     else:
-        check_file(path)
         with numpy_damage(path), open(path, "rb") as file:
             if b"'descr': '|O'" in file.read(200):  # an object array of one dictionary: its pickle follows the header
                 file.seek(0)
                 npy_header(file)
-                found = _unpickled(file.read(), path)
-                while isinstance(found, (list, tuple)) and len(found) == 1:
-                    found = found[0]
-        found = read_numpy(path) if found is None else found
-    if isinstance(found, dict):
-        named = {k.decode() if isinstance(k, bytes) else str(k): v for k, v in found.items()}
+                pickled = file.read()
+    if pickled is not None and not PICKLE_READERS:
+        command = f"python -m experiments audit ... --labels {path.name}"
+        remedy = "Save the labels as plain arrays: numpy.savez"
+        raise InputError(f"{path} is a pickle, which is read in a checkout only ({command}). {remedy}.")
+    with numpy_damage(path):
+        arrays = read_numpy(path) if pickled is None else PICKLE_READERS[0](pickled, str(path))
+    while isinstance(arrays, (list, tuple)) and len(arrays) == 1:
+        arrays = arrays[0]
+    if isinstance(arrays, dict):
+        named = {k.decode() if isinstance(k, bytes) else str(k): v for k, v in arrays.items()}
         usable = [k for k, v in named.items() if np.ndim(v) == 1]
         key = key or (usable[0] if len(usable) == 1 else None)
         if key is None or key not in named:
             example = (usable or ["y"])[0]
-            raise InputError(
-                f"{path} holds {', '.join(usable) or 'no labels'}. Say which: "
-                f'labels_key="{example}" (--labels-key {example} on the command line).'
-            )
-        found = named[key]
-    found = np.asarray(found)
-    if found.ndim != 1:
-        raise InputError(f"{path} holds an array of shape {found.shape}; expected one label a sample, (N,).")
-    return found
+            option = f'labels_key="{example}" (--labels-key {example} on the command line)'
+            raise InputError(f"{path} holds {', '.join(usable) or 'no labels'}. Say which: {option}.")
+        arrays = named[key]
+    labels = np.asarray(arrays)
+    if labels.ndim != 1:
+        raise InputError(f"{path} holds an array of shape {labels.shape}; expected one label a sample, (N,).")
+    return labels
 
 
 def override_labels(data: Dataset, labels: ArrayLike | str | Path, labels_key: str | None = None) -> Dataset:
@@ -136,29 +113,34 @@ def override_labels(data: Dataset, labels: ArrayLike | str | Path, labels_key: s
 
     Args:
         data: the samples.
-        labels: one class name or class number for each row of the source or of ``data``, or a file for `read_labels`.
+        labels: one class name or class number for each row of the source or of ``data``, or a file for `read_labels`. Floats with
+            a fractional part are quantities if the data have no classes.
         labels_key: which of several label sets of the file.
 
     >>> data = Dataset(np.eye(3), np.array([0, 1, 0]), ("cat", "dog"))
     >>> override_labels(data, ["dog", "dog", "cat"]).target.tolist()
     [1, 1, 0]
     """
-    from_file = isinstance(labels, (str, Path))
-    file = read_labels(labels, labels_key) if isinstance(labels, (str, Path)) else LabelFile(np.asarray(labels))
-    where = str(labels) if from_file else "the labels"
+    if isinstance(labels, (str, Path)):
+        file, where = read_labels(labels, labels_key), str(labels)
+    else:
+        file, where = LabelFile(np.asarray(labels)), "the labels"
     cells = file.cells
+    if file.keys is None:
+        if cells.ndim != 1 or len(cells) not in (data.rows, len(data)):
+            expected = (
+                f"one for each of the {data.rows} rows of the source, or a table with the columns index and label"
+            )
+            raise InputError(f"{where}: {cells.shape} labels for {len(data)} samples; expected {expected}.")
+        cells = cells[data.index] if len(cells) == data.rows else cells
+        if not data.classes and is_quantity(cells):
+            return replace(data, target=cells.astype(np.float64))
+    encoded, names = encode_labels(cells, data.classes or None)
+    target = encoded
     if file.keys is not None:
-        numbers, names = encode_labels(cells, data.classes or None)
         positions = _positions(data, file.keys, file.by, where)
         target = data.target.copy()
-        target[positions[positions >= 0]] = numbers[positions >= 0]
-        return replace(data, target=target, classes=names)
-    if cells.ndim != 1 or len(cells) not in (data.rows, len(data)):
-        raise InputError(
-            f"{where}: {cells.shape} labels for {len(data)} samples; expected one for each of the {data.rows} rows of "
-            "the source, or a table with the columns index and label."
-        )
-    target, names = encode_labels(cells[data.index] if len(cells) == data.rows else cells, data.classes or None)
+        target[positions[positions >= 0]] = encoded[positions >= 0]
     return replace(data, target=target, classes=names)
 
 

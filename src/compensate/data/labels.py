@@ -12,43 +12,32 @@ from numpy.typing import NDArray
 from compensate.data.dataset import UNLABELED
 from compensate.errors import InputError, nearest
 
-MAX_LABEL_LENGTH = 10_000
-"""Characters of a class name. A longer text is not a class."""
-
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "<na>"})
-"""Cells, in lower case, that stand for a missing value."""
-
+MAX_LABEL_LENGTH = 10_000  # Characters of a class name. A longer text is not a class.
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "<na>"})  # cells, in lower case, that stand for a missing value
+# Members of `MISSING` that may also name a class: Namibia, North America, "not applicable"
 NOT_APPLICABLE = frozenset({"na", "n/a"})
-"""Members of `MISSING` that may also name a class: Namibia, North America, "not applicable"."""
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell is empty.
-
-    >>> [is_missing(v) for v in ("", " NaN ", None, float("nan"), "none", 0)]
-    [True, True, True, True, False, False]
-    """
+    """Whether a cell is empty: None, NaN or one of `MISSING`."""
     return has_no_label(value) or str(value).strip().lower() in MISSING
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a finite number.
-
-    >>> is_number("1e3"), is_number("inf"), is_number("one")
-    (True, False, False)
-    """
+    """Whether a text is a finite number."""
     try:
         return bool(np.isfinite(float(text)))
     except ValueError:
         return False
 
 
-def has_no_label(cell: Any, missing: frozenset[str] = frozenset()) -> bool:
-    """Whether a cell of a label column holds no label: None, NaN, or one of the texts in ``missing``.
+def is_quantity(cells: NDArray[Any]) -> bool:
+    """Whether labels in an array are quantities: floats, some with a fractional part."""
+    return cells.dtype.kind == "f" and bool((np.mod(cells[np.isfinite(cells)], 1) != 0).any())
 
-    >>> has_no_label(" NA", frozenset({"NA"})), has_no_label("NA"), has_no_label(None)
-    (True, False, True)
-    """
+
+def has_no_label(cell: Any, missing: frozenset[str] = frozenset()) -> bool:
+    """Whether a cell of a label column is None, NaN, or one of the texts in ``missing``."""
     if cell is None or (isinstance(cell, (float, np.floating)) and np.isnan(cell)):
         return True
     return bool(missing) and str(cell).strip() in missing
@@ -88,11 +77,9 @@ def encode_labels(
 
     >>> encode_labels(["dog", "cat", "", "dog"])
     (array([ 1,  0, -1,  1]), ('cat', 'dog'))
-    >>> encode_labels([10.0, 9.0])[1]
-    ('9', '10')
     """
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and classes is None and missing is None:
-        distinct, positions = np.unique(values, return_inverse=True)
+        distinct, positions = np.unique(values, return_inverse=True)  # millions of rows, few classes
         numbers, names = encode_labels(distinct.tolist())
         return numbers[positions], names
     check_lengths(values)
@@ -104,34 +91,32 @@ def encode_labels(
             spellings.setdefault(cell.strip(), set()).add(cell)
     name_of = {bare: next(iter(found)) if len(found) == 1 else bare for bare, found in spellings.items()}
     if classes is None:
-        unordered = set(name_of.values())
-        by_value = all(map(is_number, unordered))
-        classes = sorted(unordered, key=lambda name: (float(name), name)) if by_value else sorted(unordered)
+        names = tuple(sorted(set(name_of.values())))
+        if all(map(is_number, names)):
+            names = tuple(sorted(names, key=float))
     else:
-        name_of = {bare: name if name in classes else bare for bare, name in name_of.items()}
-    number_of = {name: i for i, name in enumerate(classes)}
-    by_number = {str(i): i for i in range(len(classes))}
+        names = tuple(classes)
+        name_of = {bare: name if name in names else bare for bare, name in name_of.items()}
+    number_of = {name: i for i, name in enumerate(names)}
     present = set(name_of.values())
-    if not present <= number_of.keys() and present <= by_number.keys():
-        number_of = by_number  # all cells or none: "1" among the classes 1 and 3 is a name
+    if not present <= number_of.keys() and present <= {str(i) for i in range(len(names))}:
+        number_of = {str(i): i for i in range(len(names))}  # all cells or none: "1" among the classes 1 and 3 is a name
     target = np.full(len(cells), UNLABELED, dtype=np.int64)
     for row, cell in enumerate(cells):
         if cell is not None:
             name = name_of[cell.strip()]
             if name not in number_of:
-                raise InputError(f'the label "{name[:80]}" of row {row} is not a known class; {nearest(name, classes)}')
+                raise InputError(f'the label "{name[:80]}" of row {row} is not a known class; {nearest(name, names)}')
             target[row] = number_of[name]
-    return target, tuple(classes)
+    return target, names
 
 
 def check_lengths(cells: Sequence[Any] | NDArray[Any]) -> None:
     """Raise for a label that is longer than `MAX_LABEL_LENGTH`."""
     for row, cell in enumerate(cells):
         if isinstance(cell, (str, bytes)) and len(cell) > MAX_LABEL_LENGTH:
-            raise InputError(
-                f"the label of row {row} has {len(cell):,} characters; the name of a class has {MAX_LABEL_LENGTH:,} at most. Check "
-                "which column holds the labels."
-            )
+            found = f"the label of row {row} has {len(cell):,} characters"
+            raise InputError(f"{found}; a class has {MAX_LABEL_LENGTH:,} at most. Check which column holds the labels.")
 
 
 def label_name(value: Any) -> str:

@@ -1,11 +1,9 @@
-"""`load`: read data of any kind."""
+"""`load`: read data of any kind, also data sets of the Hugging Face `datasets` library, which are recognized without importing it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +11,18 @@ import numpy as np
 import pandas as pd
 
 from compensate.data.arrays import read_npz
-from compensate.data.dataset import Dataset, Splits
-from compensate.data.folder import is_image, read_folder
-from compensate.data.hub import from_disk, from_hub, is_hub, is_saved
+from compensate.data.dataset import PARTS, Dataset, Source, Splits
+from compensate.data.folder import GRAY, is_image, pixels, read_folder
+from compensate.data.label_column import choose_label, choose_text
 from compensate.data.label_files import override_labels
+from compensate.data.labels import encode_labels
 from compensate.data.parquet import is_pattern, parquet_files
 from compensate.data.tables import from_frame, is_table, read_table
 from compensate.errors import InputError, nearest
 from compensate.extras import require
-from compensate.files import check_width, is_address
+from compensate.files import check_width, is_address, readable_as
 
-DATA_VARIABLE = "COMPENSATE_DATA"
-
-
-def data_folder(data_dir: str | Path | None = None) -> Path:
-    """The folder of named data sets and word vectors: `data_dir`, else the environment variable COMPENSATE_DATA, else the user's cache.
-
-    >>> data_folder("my/data").name
-    'data'
-    """
-    given = data_dir or os.environ.get(DATA_VARIABLE)
-    if given:
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "compensate"
+IMAGE_SIDE = 160  # side in pixels to which images of different sizes are resized; the image encoder uses it too
 
 
 def digits() -> Dataset:
@@ -46,161 +33,96 @@ def digits() -> Dataset:
 
     Reference: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.
     """
-    x, target = _stored_digits()
+    from sklearn.datasets import load_digits
+
+    x, target = load_digits(return_X_y=True)
     images = (x / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     return Dataset(images, target.astype(np.int64), tuple("0123456789"))
 
 
-@cache
-def _stored_digits() -> tuple[Any, Any]:
-    """Pixels and labels; scikit-learn parses a text file, which takes longer than a short training."""
-    from sklearn.datasets import load_digits
-
-    return load_digits(return_X_y=True)
-
-
 def digits_splits(data_dir: str | Path | None = None, *, test: float = 0.3, seed: int = 0) -> Splits:
-    """The digits in a training and a test part, stratified by class; the same parts for the same seed.
-
-    >>> splits = digits_splits()
-    >>> len(splits.train), len(splits.test)
-    (1258, 539)
-    """
+    """The digits in a training and a test part, stratified by class; ``data_dir`` is not used."""
     return Splits(*digits().split((1 - test, test), seed=seed))
 
 
 Reader = Callable[..., Splits]
-
+# Readers of data sets by name, called as ``reader(data_dir, **options)``. `experiments.data` adds the public sets of the paper.
 NAMED: dict[str, Reader] = {"digits": digits_splits}
-"""Readers of data sets by name, called as ``reader(data_dir, **options)``. `experiments.data` adds the public sets of the paper."""
-
-CHECKOUT = "python -m experiments train cifar10"
-"""The command of a checkout for public data sets."""
-
+CHECKOUT = "python -m experiments train cifar10"  # the command of a checkout for public data sets
+# Detectors of further folder and archive layouts with their readers, called as ``reader(path, **options)``
 LAYOUTS: list[tuple[Callable[[Path], bool], Reader]] = []
-"""Detectors of further folder and archive layouts with their readers, called as ``reader(path, **options)``."""
 
 
 def load(
-    data: Any,
-    data_dir: str | Path | None = None,
-    *,
-    labels: Any = None,
-    labels_key: str | None = None,
-    **options: Any,
+    data: Any, data_dir: str | Path | None = None, *, labels: Any = None, labels_key: str | None = None, **options: Any
 ) -> Splits:
     """A data set by its name, its path, or itself.
 
     Args:
         data: a name (digits; in a checkout with `experiments.data` also public sets such as cifar10); a file (.csv, .tsv, .jsonl, .xlsx,
-            .parquet, .npz, .npy), several Parquet files (a folder, or a pattern such as ``data/*.parquet``), a folder of images, or
-            a saved Hugging Face data set; a table of pandas, polars, duckdb, pyarrow or any library with the Arrow interface; a
-            Hugging Face data set; or a `Dataset` or `Splits`, which is returned.
+            .parquet, .npz, .npy), a folder or pattern of Parquet files, a folder of images, or a saved Hugging Face data set; a table
+            of any library with the Arrow interface; a Hugging Face data set; a `Dataset` or `Splits`.
         data_dir: folder of named data sets; see `data_folder`.
-        labels: labels of the training part from elsewhere, an array or a file (see `read_labels`); for a folder of
-            images a table of file and label.
+        labels: labels of the training part from elsewhere, an array or a file (see `read_labels`).
         labels_key: which of several label sets of that file.
-        options: of the reader: ``label``, ``text``, ``task``, ``ignore``, ``columns``, ``encoding``, ``delimiter`` for tables, ``size`` for
-            images, ``seed`` and ``test`` for the digits.
+        options: of the reader; see `read_table`, `from_frame`, `read_folder`.
 
     >>> len(load("digits").train)
     1258
     """
-    if isinstance(data, str) and data.lower() in NAMED:
-        splits = _options(data, NAMED[data.lower()], options, data_dir)
-    elif is_address(data):
-        raise InputError(
-            f"{data} is the address of files on remote storage, which `compensate audit` reads in pieces. For this task copy them to a "
-            "disk, and give their path."
-        )
-    elif isinstance(data, (str, Path)):
-        path = Path(data).expanduser()
-        if path.is_dir() and _holds_images(path):
-            return _options(data, read_folder, {"labels": labels, "label": labels_key, **options}, path)
-        if path.suffix.lower() == ".npy":
-            if labels is not None and not isinstance(labels, (str, Path)):
-                return Splits(override_labels(_options(data, read_npz, options, path).train, labels))
-            if labels is None or labels_key is None:
-                return _options(data, read_npz, {"labels": labels, **options}, path)
-        splits = _path(path, options)
-    elif isinstance(data, Splits):
-        splits = data
-    elif isinstance(data, Dataset):
-        splits = Splits(data)
-    elif is_hub(data):
-        splits = _options("the data set", from_hub, options, data)
-    elif is_arrow(data):
-        splits = _options("the data frame", from_frame, options, frame_of(data), "the data frame")
+    if isinstance(data, (Dataset, Splits)):
+        splits = Splits(data) if isinstance(data, Dataset) else data
     else:
-        later = next((name for name in ("collect", "compute", "to_pandas") if hasattr(data, name)), None)
-        hint = "" if later is None else f" Call .{later}() first."
+        what, read = _find_reader(data, data_dir)
+        if read is read_folder:  # its labels may belong to files
+            options = {"labels": labels, "label": labels_key, **options}
+            labels = None
+        given = {name: value for name, value in options.items() if value is not None}
+        try:
+            splits = read(what, **given)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            unknown = str(error).rpartition(" ")[2].strip("'")
+            named = data if isinstance(data, (str, Path)) else f"a {type(data).__name__}"
+            raise InputError(f"{unknown}={given.get(unknown)!r} is not an option for {named}; leave it out.") from error
+    return splits if labels is None else replace(splits, train=override_labels(splits.train, labels, labels_key))
+
+
+def _find_reader(data: Any, data_dir: str | Path | None) -> tuple[Any, Reader]:
+    """The argument for the reader of these data, and the reader."""
+    if isinstance(data, str) and data.lower() in NAMED:
+        return data_dir, NAMED[data.lower()]
+    if is_address(data):
+        remedy = "For this task copy them to a disk, and give their path"
+        raise InputError(f"{data} holds files on remote storage, which `compensate audit` reads. {remedy}.")
+    if not isinstance(data, (str, Path)):
+        if is_hub(data):
+            return data, from_hub
+        if hasattr(data, "__arrow_c_stream__"):
+            return data, from_arrow
+        hints = (f" Call .{name}() first." for name in ("collect", "compute", "to_pandas") if hasattr(data, name))
+        hint = next(hints, "")
         raise InputError(
             f"load was given a {type(data).__name__}; expected a name, a path, a data frame (or any table with the Arrow "
             f"interface), a Hugging Face data set, or arrays through compensate.data.from_arrays(x, y).{hint}"
         )
-    if labels is None:
-        return splits
-    return replace(splits, train=override_labels(splits.train, labels, labels_key))
-
-
-def is_arrow(data: Any) -> bool:
-    """Whether this is a table (pandas, polars, duckdb, pyarrow, ...) with the Arrow interface (``__arrow_c_stream__``).
-
-    >>> is_arrow(pd.DataFrame({"a": [1]})), is_arrow([1])
-    (True, False)
-    """
-    return hasattr(data, "__arrow_c_stream__")
-
-
-def frame_of(data: Any) -> pd.DataFrame:
-    """The data frame of a table with the Arrow interface.
-
-    >>> import pytest
-    >>> pyarrow = pytest.importorskip("pyarrow")      # or: import pyarrow
-    >>> frame_of(pyarrow.table({"size": [1, 2], "label": ["a", "b"]})).shape
-    (2, 2)
-    """
-    if isinstance(data, pd.DataFrame):
-        return data
-    pyarrow = require("pyarrow", "reading tables of other libraries", "parquet")
-    where = f"the table ({type(data).__module__.partition('.')[0]})"
-    try:
-        table = pyarrow.table(data)
-        check_width(table.num_columns, where)
-        return table.to_pandas()
-    except InputError:
-        raise
-    except Exception as error:  # from Arrow or the library of the table
-        raise InputError(f"{where} cannot be read ({error}). Give its columns as a pandas data frame.") from error
-
-
-def _hint(data: Any) -> str:
-    """What to call first, for a table that has not been computed yet."""
-    later = next((name for name in ("collect", "compute", "to_pandas") if hasattr(data, name)), None)
-    return "" if later is None else f" Call .{later}() first."
-
-
-def _path(path: Path, options: Mapping[str, Any]) -> Splits:
-    if is_pattern(path):
-        return _options(str(path), read_table, options, path)
-    if not path.exists():
-        checkout = "" if len(NAMED) > 1 else f" Public data sets such as cifar10 are read in a checkout: {CHECKOUT}."
-        hint = nearest(str(path), NAMED)
-        raise InputError(
-            f'{path} does not exist, and no data set has the name "{path}"; {hint}{"" if hint.endswith("?") else "."}{checkout}'
-        )
-    where = str(path)
-    if path.is_file() and is_table(path):
-        return _options(where, read_table, options, path)
-    if path.suffix.lower() in (".npz", ".npy"):
-        return _options(where, read_npz, options, path)
+    path = Path(data).expanduser()
+    if not path.exists() and not is_pattern(path):
+        checkout = "" if len(NAMED) > 1 else f" (a checkout reads public data sets such as cifar10: {CHECKOUT})"
+        hint = nearest(str(path), NAMED) + checkout
+        raise InputError(f'{path} does not exist, and no data set has the name "{path}"; {hint}')
+    if any(is_image(p) for level in ("*", "*/*", "*/*/*") for p in path.glob(level) if path.is_dir()):
+        return path, read_folder
     if is_saved(path):
-        return _options(where, from_disk, options, path)
-    if parquet_files(path):
-        return _options(where, read_table, options, path)
+        return open_saved(path), from_hub
+    if (is_table(path) and not path.is_dir()) or parquet_files(path):
+        return path, read_table
+    if path.suffix.lower() in (".npz", ".npy"):
+        return path, read_npz
     for detects, reader in LAYOUTS:
         if detects(path):
-            return _options(where, reader, options, path)
+            return path, reader
     raise InputError(
         f"{path} is not in a known format; expected a .csv, .tsv, .jsonl, .xlsx, .parquet, .npz or .npy file (for an audit also .conll), a "
         "folder of images (one folder a class, or with a labels.csv or metadata.csv), of Parquet files or of a saved Hugging Face "
@@ -208,25 +130,113 @@ def _path(path: Path, options: Mapping[str, Any]) -> Splits:
     )
 
 
-def _holds_images(path: Path) -> bool:
-    """Whether a folder holds images in its first three levels; deeper levels are sampled."""
-    if any(map(is_image, path.iterdir())):
-        return True
-    return any(
-        is_image(entry) or (entry.is_dir() and any(map(is_image, sorted(entry.iterdir())[:5])))
-        for folder in path.iterdir()
-        if folder.is_dir()
-        for entry in sorted(folder.iterdir())
-    )
+def from_arrow(data: Any, **options: Any) -> Splits:
+    """As `from_frame`, from a table of any library with the Arrow interface (``__arrow_c_stream__``)."""
+    if not isinstance(data, pd.DataFrame):
+        pyarrow = require("pyarrow", "reading tables of other libraries", "parquet")
+        where = f"the table ({type(data).__module__.partition('.')[0]})"
+        with readable_as(where, "readable by Arrow", "Give its columns as a pandas data frame"):
+            table = pyarrow.table(data)
+            check_width(table.num_columns, where)
+            data = table.to_pandas()
+    return from_frame(data, "the data frame", **options)
 
 
-def _options(what: Any, read: Any, options: Mapping[str, Any], *args: Any) -> Splits:
-    """Call a reader; an option it does not know is an `InputError`."""
-    given = {k: v for k, v in options.items() if v is not None}
-    try:
-        return read(*args, **given)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        unknown = str(error).rpartition(" ")[2].strip("'")
-        raise InputError(f"{unknown}={given.get(unknown)!r} is not an option for {what}; leave it out.") from error
+def is_hub(data: Any) -> bool:
+    """Whether this is a `datasets.Dataset`, or a dictionary of them."""
+    if isinstance(data, Mapping):
+        return bool(data) and all(is_hub(part) for part in data.values())
+    return hasattr(data, "column_names") and hasattr(data, "features") and hasattr(type(data), "__getitem__")
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a folder was written by ``save_to_disk``."""
+    return path.is_dir() and ((path / "dataset_dict.json").is_file() or (path / "state.json").is_file())
+
+
+def open_saved(path: str | Path) -> Any:
+    """The `datasets.Dataset` or `DatasetDict` in a folder."""
+    datasets = require("datasets", "reading a saved data set", "hf")
+    with readable_as(path, "a saved data set", "Save it again with save_to_disk"):
+        return datasets.load_from_disk(str(path))
+
+
+def from_hub(
+    data: Any, *, label: str | None = None, text: str | None = None, size: int | None = None, **options: Any
+) -> Splits:
+    """Splits from a `datasets.Dataset` or `DatasetDict`: texts, images, or columns of a table.
+
+    The label feature gives the class names, and ``index`` is the row number in the data set. Further options are those of `from_frame`.
+    Images are resized to squares if they differ in size, or if a ``size`` is given.
+
+    >>> import pytest
+    >>> datasets = pytest.importorskip("datasets")      # or: import datasets
+    >>> rows = {"text": ["a very fine film", "a dull and long one"], "label": [1, 0]}
+    >>> len(from_hub(datasets.Dataset.from_dict(rows)).train)
+    2
+    """
+    name, rows = training_part(data)
+    train = _hub_part(rows, label, text, size, options)
+    if name is None:
+        return Splits(train)
+    others = {str(other): part for other, part in data.items() if other != name}
+    left_out = {other: len(part) for other, part in others.items()}
+    train = replace(train, source=replace(train.source, left_out=left_out))
+    known = {PARTS[other.lower()]: part for other, part in others.items() if other.lower() in PARTS}
+    return Splits(train, **{other: _hub_part(part, label, text, size, options, train) for other, part in known.items()})
+
+
+def _hub_part(
+    data: Any, label: str | None, text: str | None, size: int | None, options: Any, like: Dataset | None = None
+) -> Dataset:
+    where = "the data set"
+    frame, pictures = frame_and_images(data)
+    if like is not None:
+        label = like.source.label
+    else:
+        label = choose_label(frame, label, where, None if pictures else choose_text(frame, text, where, label))
+    assert label is not None
+    names = getattr(data.features[label], "names", None)
+    if names is not None:
+        names = [str(name) for name in names]
+        frame[label] = pd.Series(named_labels(frame[label], names), dtype=object)
+    if not pictures:
+        return from_frame(frame, where, label=label, text=text, classes=names, like=like, **options).train
+    target, classes = encode_labels(frame[label].to_numpy(object), names if like is None else like.classes)
+    images = _rows(data, pictures[0])
+    if not all(hasattr(image, "convert") for image in images):
+        raise InputError("a row of the data set has no image, or one that is not decoded; fill or remove such rows.")
+    if size is None and like is not None:
+        size = int(like.x.shape[-1])
+    elif size is None and len({image.size for image in images}) > 1:
+        size = IMAGE_SIDE
+    mode = "L" if all(image.mode in GRAY for image in images) else "RGB"
+    x = np.stack([pixels(image, mode, size) for image in images])
+    return Dataset(x, target, classes, source=Source(kind="images", label=label))
+
+
+def training_part(data: Any) -> tuple[str | None, Any]:
+    """The name and the rows of the training part; the name is None for data without parts."""
+    if not isinstance(data, Mapping):
+        return None, data
+    name = next((name for name in data if PARTS.get(name.lower()) == "train"), None)
+    if name is None:
+        raise InputError(f"the data set has the parts {', '.join(data)}; expected one named train.")
+    return name, data[name]
+
+
+def frame_and_images(data: Any) -> tuple[pd.DataFrame, list[str]]:
+    """The table of the columns without images, and the names of the image columns."""
+    columns = list(data.column_names)
+    pictures = [c for c in columns if type(data.features[c]).__name__ == "Image"]
+    return pd.DataFrame({c: _rows(data, c) for c in columns if c not in pictures}), pictures
+
+
+def _rows(data: Any, column: str) -> list[Any]:
+    with readable_as(f'the column "{column[:80]}" of the data set', "readable", "Make or save the data set again"):
+        return list(data[column])
+
+
+def named_labels(column: Iterable[Any], names: Sequence[str]) -> list[str | None]:
+    """Class numbers as names; None for a missing label, or a hidden one of a test part (-1)."""
+    return [None if value is None or value != value or value < 0 else names[int(value)] for value in column]

@@ -1,19 +1,16 @@
 """Label noise for experiments, and long-tailed subsets.
 
-Every scheme takes class numbers (N,) and returns `Flipped`: the new labels and which of them changed. The same seed gives the same
-errors, and the errors at a lower rate are a subset of the errors at a higher one.
+Every scheme takes class numbers (N,) and returns `Flipped`. The same seed gives the same errors, and the errors at a lower rate are a
+subset of the errors at a higher one. A random scheme hits each sample with the given probability, or exactly ``round(rate * N)`` samples
+with ``exact=True``.
 
-By default each sample is hit with the given probability (Bernoulli). With ``exact=True`` exactly ``round(rate * N)`` samples are hit.
-The two schemes of the paper for text, `first` and `first_positive`, are not random: they always hit ``round(rate * n)`` samples.
-
-Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI.
+In the equations :math:`p` is the rate and :math:`C` the number of classes. Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,12 +23,7 @@ ClassNumbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Flipped:
-    """Labels after noise.
-
-    Attributes:
-        labels: (N,) the labels to train on.
-        changed: (N,) whether the label changed.
-    """
+    """Labels after noise: (N,) the labels to train on, and whether each changed."""
 
     labels: ClassNumbers
     changed: NDArray[np.bool_]
@@ -42,14 +34,10 @@ class Flipped:
         return float(self.changed.mean())
 
 
-def clean(labels: ArrayLike, num_classes: int, *, seed: int = 0) -> Flipped:
-    """No noise. The seed is not used.
-
-    >>> clean([0, 1], 2).labels
-    array([0, 1])
-    """
+def clean(labels: ArrayLike, num_classes: int, rate: float = 0.0, *, seed: int = 0) -> Flipped:
+    """No noise. Rate and seed are not used."""
     y = _labels(labels, num_classes)
-    return _flipped(y, y.copy())
+    return _flipped(y, y)
 
 
 def random(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, exact: bool = False) -> Flipped:
@@ -57,12 +45,10 @@ def random(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, e
 
     .. math:: P(\tilde y = j \mid y) = (1 - p)\,[j = y] + p / C
 
-    where :math:`p` is the rate and :math:`C` the number of classes: a share :math:`p (C - 1) / C` becomes wrong.
+    A share :math:`p (C - 1) / C` becomes wrong.
 
     >>> random(np.zeros(1000, int), 2, 0.4, seed=1, exact=True).rate
     0.193
-
-    Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI-A.
     """
     y, hit, rng = _draw(labels, num_classes, rate, seed, exact)
     return _flipped(y, np.where(hit, rng.integers(num_classes, size=len(y)), y))
@@ -72,8 +58,6 @@ def symmetric(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0
     r"""A hit sample gets one of the other classes.
 
     .. math:: P(\tilde y = j \mid y) = (1 - p)\,[j = y] + \frac{p}{C - 1}\,[j \ne y]
-
-    where :math:`p` is the rate and :math:`C` the number of classes.
 
     >>> symmetric(np.zeros(1000, int), 2, 0.4, seed=1, exact=True).rate
     0.4
@@ -87,12 +71,8 @@ def pair(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, exa
 
     .. math:: P(\tilde y = (y + 1) \bmod C \mid y) = p
 
-    where :math:`p` is the rate and :math:`C` the number of classes.
-
     >>> pair([0, 1, 2], 3, 1.0).labels
     array([1, 2, 0])
-
-    Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI-A.
     """
     y, hit, _ = _draw(labels, num_classes, rate, seed, exact)
     return _flipped(y, np.where(hit, (y + 1) % num_classes, y))
@@ -101,9 +81,7 @@ def pair(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, exa
 def transition(labels: ArrayLike, matrix: ArrayLike, *, seed: int = 0) -> Flipped:
     r"""Noise that depends on the class.
 
-    .. math:: P(\tilde y = j \mid y = i) = T_{ij}
-
-    where the rows of :math:`T`, (C, C), sum to one.
+    .. math:: P(\tilde y = j \mid y = i) = T_{ij} \quad\text{where the rows of } T \text{ sum to one}
 
     >>> transition([0, 0, 1, 1], [[1, 0], [1, 0]]).labels
     array([0, 0, 0, 0])
@@ -111,12 +89,11 @@ def transition(labels: ArrayLike, matrix: ArrayLike, *, seed: int = 0) -> Flippe
     t = np.asarray(matrix, dtype=np.float64)
     if t.ndim != 2 or t.shape[0] != t.shape[1]:
         raise InputError(f"the transition matrix has shape {t.shape}; it must be square, one row a true class.")
-    if not np.isfinite(t).all() or (t < 0).any() or np.abs(t.sum(1) - 1).max() > 1e-6:
-        worst = int(np.argmax(np.abs(np.nan_to_num(t.sum(1), nan=np.inf) - 1)))
-        raise InputError(
-            f"row {worst} of the transition matrix is {t[worst]}; each row must be probabilities that sum to 1: "
-            "T[i, j] is the chance that class i is written as class j. Divide each row by its sum."
-        )
+    valid = (t >= 0).all(1) & (np.abs(t.sum(1) - 1) <= 1e-6)
+    if not valid.all():
+        problem = f"row {valid.argmin()} of the transition matrix is {t[valid.argmin()]}"
+        expected = "probabilities that sum to 1: T[i, j] is the chance that class i is written as class j"
+        raise InputError(f"{problem}; each row must be {expected}. Divide each row by its sum.")
     y = _labels(labels, len(t))
     edges = np.cumsum(t, axis=1)
     draws = generator(seed, "noise").random(len(y)) * edges[y, -1]
@@ -130,33 +107,22 @@ def first(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0) ->
 
     >>> first([0, 1, 1, 0], 2, 0.5).labels
     array([1, 0, 1, 0])
-
-    Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI-B.
     """
-    y = _labels(labels, num_classes)
-    hit = np.arange(len(y)) < _count(len(y), rate)
+    y = _labels(labels, num_classes, rate)
+    hit = np.arange(len(y)) < round(rate * len(y))
     return _flipped(y, np.where(hit, (y + 1) % num_classes, y))
 
 
-def first_positive(
-    labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0, positive: int = 1, negative: int = 0
-) -> Flipped:
-    """The paper's asymmetric noise for text: the first ``round(rate * n)`` of the n positives become negative.
-
-    The seed is not used.
+def first_positive(labels: ArrayLike, num_classes: int, rate: float, *, seed: int = 0) -> Flipped:
+    """The paper's asymmetric noise for text: the first ``round(rate * n)`` of the n positives (class 1) become negative (class 0).
 
     >>> first_positive([0, 1, 1, 0], 2, 0.5).labels
     array([0, 0, 1, 0])
-
-    Reference: Yao and Wu, Compensation Learning, 2021, Sec. VI-B.
     """
-    y = _labels(labels, num_classes)
-    for name, value in (("positive", positive), ("negative", negative)):
-        if not 0 <= value < num_classes:
-            raise InputError(f"{name} is {value}; it must be a class from 0 to {num_classes - 1}.")
-    rows = np.flatnonzero(y == positive)
+    y = _labels(labels, num_classes, rate)
+    positives = np.flatnonzero(y == 1)
     noisy = y.copy()
-    noisy[rows[: _count(len(rows), rate)]] = negative
+    noisy[positives[: round(rate * len(positives))]] = 0
     return _flipped(y, noisy)
 
 
@@ -165,27 +131,18 @@ def instance(labels: ArrayLike, num_classes: int, rate: float, *, features: Arra
 
     .. math:: P(\tilde y = j \mid x, y) = q\,\mathrm{softmax}_{j \ne y}(x^\top W_y)_j, \quad q \sim N(p, 0.1^2) \text{ cut to } [0, 1]
 
-    with one Gaussian matrix :math:`W_y` per class and standardized features.
-
-    Args:
-        labels: (N,) the true classes.
-        num_classes: their number.
-        rate: the mean share of wrong labels.
-        features: (N, ...) numbers that describe the samples, such as pixels or embeddings.
-        seed: of the random numbers.
+    with one Gaussian matrix :math:`W_y` per class, the rate :math:`p`, and standardized ``features`` (N, ...), such as pixels.
 
     >>> instance([0, 1, 0, 1], 2, 1.0, features=[[-1.0], [-1.0], [1.0], [1.0]]).labels
     array([1, 0, 1, 0])
 
     Reference: Xia et al., Part-dependent label noise, NeurIPS 2020, Alg. 2.
     """
-    y = _labels(labels, num_classes)
-    _check_rate(rate)
+    y = _labels(labels, num_classes, rate)
     x = np.asarray(features)
     if len(x) != len(y) or not np.issubdtype(x.dtype, np.number):
-        raise InputError(
-            f"instance noise needs numbers that describe each of the {len(y)} samples; features have shape {x.shape} and type {x.dtype}."
-        )
+        given = f"features: {x.dtype} {x.shape}"
+        raise InputError(f"instance noise needs numbers that describe each of {len(y)} samples; {given}.")
     x = x.reshape(len(x), -1).astype(np.float32)
     x = (x - x.mean(0)) / np.maximum(x.std(0), 1e-6)
     rng = generator(seed, "instance noise")
@@ -203,26 +160,16 @@ def instance(labels: ArrayLike, num_classes: int, rate: float, *, features: Arra
     return _flipped(y, noisy)
 
 
-SCHEMES: dict[str, Callable[..., Flipped]] = {
-    "none": clean,
-    "random": random,
-    "symmetric": symmetric,
-    "pair": pair,
-    "first": first,
-    "first-positive": first_positive,
-    "instance": instance,
-}
+SCHEMES: dict[str, Callable[..., Flipped]] = {"none": clean}
+SCHEMES |= {f.__name__.replace("_", "-"): f for f in (random, symmetric, pair, first, first_positive, instance)}
 
 
 @dataclass(frozen=True)
 class Noise:
     """A noise scheme and its rate; `str` gives the text that `parse` reads.
 
-    >>> noise = Noise("pair", 1.0)
-    >>> noise([0, 1], num_classes=2, seed=3).labels
+    >>> Noise("pair", 1.0)([0, 1], num_classes=2, seed=3).labels
     array([1, 0])
-    >>> str(noise)
-    'pair:1.0'
     """
 
     name: str
@@ -234,13 +181,12 @@ class Noise:
         _check_rate(self.rate)
 
     def __call__(
-        self, labels: ArrayLike, num_classes: int, *, seed: int = 0, features: ArrayLike | None = None, **options: Any
+        self, labels: ArrayLike, num_classes: int, *, seed: int = 0, features: ArrayLike | None = None
     ) -> Flipped:
         """Apply the noise; only the scheme ``instance`` uses ``features``."""
-        rate = () if self.name == "none" else (self.rate,)
         if self.name == "instance":
-            options["features"] = [] if features is None else features
-        return SCHEMES[self.name](labels, num_classes, *rate, seed=seed, **options)
+            return instance(labels, num_classes, self.rate, features=[] if features is None else features, seed=seed)
+        return SCHEMES[self.name](labels, num_classes, self.rate, seed=seed)
 
     def __str__(self) -> str:
         return "none" if self.name == "none" else f"{self.name}:{self.rate}"
@@ -253,21 +199,19 @@ def parse(text: str) -> Noise:
     Noise(name='first-positive', rate=0.1)
     """
     name, colon, rate = text.strip().lower().replace("_", "-").partition(":")
+    noise = Noise(name)
     if name == "none" and not colon:
-        return Noise("none")
-    if name not in SCHEMES:
-        raise InputError(f'unknown noise "{name}", where for example pair:0.3 is expected; {nearest(name, SCHEMES)}')
+        return noise
     try:
-        return Noise(name, float(rate))
-    except InputError:
-        raise
+        share = float(rate)
     except ValueError:
-        raise InputError(
-            f'noise "{text}" has no rate that can be read; write the scheme, a colon and a share: {name}:0.2.'
-        ) from None
+        raise InputError(f'noise "{text}" has no rate; write the scheme, a colon and a share: {name}:0.2.') from None
+    return Noise(name, share)
 
 
-def _labels(labels: ArrayLike, num_classes: int) -> ClassNumbers:
+def _labels(labels: ArrayLike, num_classes: int, rate: float = 0.0) -> ClassNumbers:
+    """The labels, after the arguments of a scheme were checked."""
+    _check_rate(rate)
     y = np.asarray(labels)
     if num_classes < 2:
         raise InputError(f"num_classes is {num_classes}; label noise needs at least 2 classes.")
@@ -275,10 +219,8 @@ def _labels(labels: ArrayLike, num_classes: int) -> ClassNumbers:
         raise InputError(f"labels have shape {y.shape} and type {y.dtype}; expected (N,) whole numbers, one a sample.")
     if y.size and not (y.min() >= 0 and y.max() < num_classes):
         row = int(np.flatnonzero((y < 0) | (y >= num_classes))[0])
-        raise InputError(
-            f"label {y[row]} of row {row} is outside 0..{num_classes - 1}; pass num_classes={int(y.max()) + 1} or "
-            "more, and leave out rows without a label."
-        )
+        remedy = f"pass num_classes={int(y.max()) + 1} or more, and leave out rows without a label"
+        raise InputError(f"label {y[row]} of row {row} is outside 0..{num_classes - 1}; {remedy}.")
     return y.astype(np.int64)
 
 
@@ -287,29 +229,22 @@ def _check_rate(rate: float) -> None:
         raise InputError(f"the noise rate is {rate}; it is a share from 0 to 1 (20 percent is 0.2).")
 
 
-def _count(n: int, rate: float) -> int:
-    _check_rate(rate)
-    return round(rate * n)
-
-
 def _draw(
     labels: ArrayLike, num_classes: int, rate: float, seed: int, exact: bool
 ) -> tuple[ClassNumbers, NDArray[np.bool_], np.random.Generator]:
     """The labels, which of them are hit, and the generator for their new classes."""
-    y = _labels(labels, num_classes)
-    count = _count(len(y), rate)
+    y = _labels(labels, num_classes, rate)
     rng = generator(seed, "noise")
     draws = rng.random(len(y))  # they do not depend on the rate: a sample hit at 10 % is hit at 20 % too
     hit = draws < rate
     if exact:
         hit = np.zeros(len(y), dtype=bool)
-        hit[np.argsort(draws, kind="stable")[:count]] = True
+        hit[np.argsort(draws, kind="stable")[: round(rate * len(y))]] = True
     return y, hit, rng
 
 
 def _flipped(given: ClassNumbers, noisy: NDArray[np.integer]) -> Flipped:
-    labels = noisy.astype(np.int64)
-    return Flipped(labels, labels != given)
+    return Flipped(noisy.astype(np.int64), noisy != given)
 
 
 def class_sizes(num_classes: int, largest: int, ratio: float, kind: str = "exponential") -> NDArray[np.int64]:
@@ -318,13 +253,11 @@ def class_sizes(num_classes: int, largest: int, ratio: float, kind: str = "expon
     .. math:: n_c = n_0\, r^{-c / (C - 1)} \quad\text{(exponential)}, \qquad
               n_c = n_0 \text{ for } c < C / 2, \text{ else } n_0 / r \quad\text{(step)}
 
-    where :math:`n_0` is the size of the first and largest class, :math:`r \ge 1` the ratio of the largest to the
-    smallest, and :math:`C` the number of classes; rounded down, but at least one.
+    where :math:`n_0` is the size of the first and largest class, and :math:`r \ge 1` the ratio of the largest to the smallest; rounded
+    down, but at least one.
 
     >>> class_sizes(3, 100, 100)
     array([100,  10,   1])
-    >>> class_sizes(4, 100, 10, "step")
-    array([100, 100,  10,  10])
 
     Reference: Cui et al., Class-Balanced Loss, 2019; Buda et al., A Systematic Study of the Class Imbalance Problem, 2018.
     """
@@ -353,9 +286,7 @@ def long_tailed(data: Dataset, ratio: float, kind: str = "exponential", *, seed:
     counts = data.class_counts
     if (counts == 0).any():
         lost = [data.classes[c] for c in np.flatnonzero(counts == 0)]
-        raise InputError(
-            f"the classes {', '.join(lost)} have no samples; remove them from the data set's classes first."
-        )
+        raise InputError(f"the classes {', '.join(lost)} have no samples; remove them from the classes first.")
     sizes = class_sizes(data.num_classes, int(counts.min()), ratio, kind)
     order = generator(seed, "imbalance").permutation(len(data))
     kept = [order[data.target[order] == c][:size] for c, size in enumerate(sizes)]

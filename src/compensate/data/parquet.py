@@ -1,7 +1,6 @@
 """Parquet tables: files, folders and patterns on a disk, and addresses such as ``s3://bucket/path/*.parquet``.
 
-``s3://`` and ``gs://`` are read by Arrow, other addresses by fsspec and the library that it names. These libraries take credentials,
-regions and endpoints from the environment and from their own configuration files.
+Arrow reads ``s3://`` and ``gs://``, fsspec other addresses; both take credentials from the environment and their configuration files.
 """
 
 from __future__ import annotations
@@ -18,56 +17,38 @@ import pandas as pd
 
 from compensate.errors import InputError
 from compensate.extras import require
-from compensate.files import CELL_BYTES, check_file, check_unpacked, check_width, is_address
+from compensate.files import CELL_BYTES, check_file, check_unpacked, check_width, is_address, readable_as
 
 SUFFIXES = (".parquet", ".pq")
-BY_ARROW = ("s3", "gs")
-
+PARQUET = ("a Parquet file", "Write or fetch it again")
 CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or log in: gcloud auth application-default login",
 }
+"""Schemes that Arrow reads, and how to give it credentials."""
+
 _DENIED = re.compile(
-    r"ACCESS_DENIED|credential|forbidden|unauthorized|\b40[13]\b|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|PERMISSION_DENIED",
-    re.I,
+    r"(?i)ACCESS_DENIED|credential|forbidden|unauthorized|\b40[13]\b|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|PERMISSION_DENIED"
 )
 
 
 def is_pattern(path: str | Path) -> bool:
-    """Whether a path stands for several Parquet files by its wildcards.
-
-    >>> is_pattern("data/*.parquet"), is_pattern("data/a.parquet")
-    (True, False)
-    """
+    """Whether a path stands for several Parquet files by its wildcards."""
     path = Path(path)
     return path.suffix.lower() in SUFFIXES and glob.has_magic(str(path)) and not path.exists()
 
 
 def is_part(path: str | Path) -> bool:
-    """Whether a file is a part of a table of several files, by its name.
-
-    Names that begin with a dot or an underscore are not, nor is the label table of an image folder (``metadata.parquet``).
-
-    >>> is_part("data/1.parquet"), is_part("data/_SUCCESS"), is_part("images/metadata.parquet")
-    (True, False, False)
-    """
+    """Whether a file is a part of a table of several files: not hidden, and not the label table of an image folder."""
     path = Path(path)
     hidden = path.name.startswith((".", "_")) or path.name == "metadata.parquet"
     return path.suffix.lower() in SUFFIXES and not hidden
 
 
 def parquet_files(path: str | Path) -> list[Path]:
-    """The files of a table in order, from a pattern or a folder; empty for any other path.
-
-    >>> import tempfile
-    >>> parquet_files(tempfile.mkdtemp())
-    []
-    """
+    """The files of a table in order, from a pattern or a folder; empty for any other path."""
     path = Path(path)
-    if is_pattern(path):
-        files = [Path(name) for name in glob.glob(str(path), recursive=True)]
-    else:
-        files = list(path.rglob("*")) if path.is_dir() else []
+    files = map(Path, glob.glob(str(path), recursive=True)) if is_pattern(path) else path.rglob("*")
     return sorted(p for p in files if is_part(p) and p.is_file())
 
 
@@ -77,20 +58,16 @@ def read_parquet(path: str | Path) -> pd.DataFrame:
     files = [path] if path.is_file() else parquet_files(path)
     if not files:
         raise InputError(f"there is no file {path}; check the path.")
-    parts = []
+    parts: list[pd.DataFrame] = []
     for file in files:
         table = read_arrow(file)
-        with _damaged(file):
+        with readable_as(file, *PARQUET):
             parts.append(table.to_pandas())
-    names = list(parts[0].columns)
-    for file, part in zip(files, parts, strict=True):
-        odd = sorted(set(map(str, part.columns)) ^ set(map(str, names)))
+        odd = sorted(set(map(str, parts[-1].columns)) ^ set(map(str, parts[0].columns)))
         if odd:
-            raise InputError(
-                f"{file} has other columns than {files[0].name} ({', '.join(odd[:5])}); expected the same in every file of a table. "
-                "Name files of one table alone."
-            )
-    return parts[0] if len(parts) == 1 else pd.concat([part[names] for part in parts], ignore_index=True)
+            problem = f"{file} has other columns than {files[0].name} ({', '.join(odd[:5])})"
+            raise InputError(f"{problem}; expected the same in every file of a table. Name files of one table alone.")
+    return parts[0] if len(parts) == 1 else pd.concat([part[parts[0].columns] for part in parts], ignore_index=True)
 
 
 def read_arrow(path: Path) -> Any:
@@ -100,7 +77,7 @@ def read_arrow(path: Path) -> Any:
     import pyarrow
     import pyarrow.compute as compute
 
-    with _damaged(path):
+    with readable_as(path, *PARQUET):
         head = parquet.read_metadata(path)
         check_width(head.num_columns, path)
         groups = sum(head.row_group(k).total_byte_size for k in range(head.num_row_groups))
@@ -120,41 +97,19 @@ def read_arrow(path: Path) -> Any:
             return file.read()
 
 
-@contextmanager
-def _damaged(path: str | Path) -> Iterator[None]:
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # from Arrow, pandas, or the metadata in the file
-        raise InputError(f"{path} is damaged or not a Parquet file ({error}). Write or fetch it again.") from error
-
-
 def remote_files(address: str) -> list[tuple[str, str]]:
-    """The Parquet files at an address (a file, a folder, or a pattern), in order, and a checksum of each version.
-
-    >>> import tempfile
-    >>> remote_files(f"file://{tempfile.mkdtemp()}")
-    Traceback (most recent call last):
-    compensate.errors.InputError: file:///... names no Parquet file; expected a file, a folder or a pattern such as s3://bucket/path/*.parquet.
-    """
+    """The Parquet files at an address (a file, a folder, or a pattern), in order, and a checksum of each version."""
     scheme = _scheme(address)
     with reaching(address):
         storage, path = _storage(address)
-        if glob.has_magic(path):
-            names = storage.glob(path)
-        else:
-            names = storage.find(path) if storage.isdir(path) else [path] if storage.exists(path) else []
+        names = storage.glob(path) if glob.has_magic(path) else storage.find(path)
         names = sorted(name for name in names if is_part(name))
-        if not names and scheme in BY_ARROW and not storage.exists(bucket := path.partition("/")[0]):
-            raise InputError(
-                f'there is no bucket "{bucket}" ({address}), or it is not to be seen with these credentials. Check its name; '
-                f"{CREDENTIALS[scheme]}."
-            )
+        if not names and scheme in CREDENTIALS and not storage.exists(bucket := path.partition("/")[0]):
+            problem = f'there is no bucket "{bucket}" ({address}), or it is hidden from these credentials'
+            raise InputError(f"{problem}. Check its name; {CREDENTIALS[scheme]}.")
         if not names:
-            raise InputError(
-                f"{address} names no Parquet file; expected a file, a folder or a pattern such as s3://bucket/path/*.parquet."
-            )
+            expected = "a file, a folder or a pattern such as path/*.parquet"
+            raise InputError(f"{address} names no Parquet file; expected {expected}.")
         return [(n if is_address(n) else f"{scheme}://{n}", str(storage.checksum(n))) for n in names]
 
 
@@ -176,14 +131,10 @@ def reaching(address: str) -> Iterator[None]:
     scheme = _scheme(address)
     try:
         yield
-    except InputError:
-        raise
     except ImportError as error:
         raise InputError(f"{address} needs a library that is not installed: {error}. Install it with pip.") from error
     except FileNotFoundError as error:
-        raise InputError(
-            f"there is no {address}; check the address, or the bucket, the folder and the name."
-        ) from error
+        raise InputError(f"there is no {address}; check the bucket, the folder and the name.") from error
     except OSError as error:
         message = str(error).split("\n")[0][:300]
         if isinstance(error, PermissionError) or _DENIED.search(message):
@@ -200,7 +151,7 @@ def _scheme(address: str) -> str:
 def _storage(address: str) -> tuple[Any, str]:
     """The file system of an address, and the path in it."""
     scheme = _scheme(address)
-    if scheme in BY_ARROW:
+    if scheme in CREDENTIALS:
         path = address.partition("://")[2]
         return _by_arrow(scheme, path.partition("/")[0]), path.rstrip("/")
     import fsspec

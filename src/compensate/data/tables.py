@@ -15,44 +15,25 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.data.columns import (
-    HOLDS_LISTS,
-    IDS,
-    NEARLY_ALL,
-    SENTENCE,
-    WRITTEN_LISTS,
-    Column,
-    analyze,
-    are_lists,
-    is_nested,
-    median_words,
-    numbers,
-)
+from compensate.data.columns import HOLDS_LISTS, IDS, Column, TableEncoder, analyze, is_nested, is_row
 from compensate.data.dataset import OTHERS, PARTS, Dataset, Source, Splits
 from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_excel
-from compensate.data.features import TableEncoder
 from compensate.data.jsonl import read_jsonl
-from compensate.data.label_column import LABELS, decide_label, targets
-from compensate.data.labels import encode_labels, has_no_label, is_missing, missing_labels
+from compensate.data.label_column import choose_text, decide_label, targets
+from compensate.data.labels import has_no_label, is_missing, missing_labels
 from compensate.data.parquet import SUFFIXES as PARQUET
 from compensate.data.parquet import read_parquet
-from compensate.errors import InputError, nearest
+from compensate.errors import InputError
 from compensate.files import check_size, check_width, read_text
 
-MIN_WORDS, MAX_OTHER_COLUMNS = 6, 3
-"""A column of fewer than six words is the text only if at most three others could be features (or the label)."""
-
-MIN_HEADER_ROWS = 5
-"""Rows from which it is checked whether the first line holds names."""
-
+MIN_HEADER_ROWS = 5  # rows from which it is checked whether the first line holds names
 TEXTS = (".csv", ".tsv")
 LINES = (".jsonl", ".ndjson")
-SUFFIXES = (*TEXTS, *LINES, *EXCEL, *PARQUET)
-"""Suffixes of table files; text files may be compressed."""
-
+SUFFIXES = (*TEXTS, *LINES, *EXCEL, *PARQUET)  # suffixes of table files; text files may be compressed
+Roles = tuple[Column, ...]
+# Reads a table whose rows have several labels: called with the frame, its name, the `LabelChoice` and options of `from_frame`
 ReadSeveral = Callable[..., Dataset]
-"""Reads a table whose rows have several labels: called with the frame, its name, the `LabelChoice` and options of `from_frame`."""
 
 
 def is_table(path: Path) -> bool:
@@ -61,11 +42,7 @@ def is_table(path: Path) -> bool:
 
 
 def table_format(path: Path) -> str:
-    """The suffix without that of a compression.
-
-    >>> table_format(Path("a.CSV.gz"))
-    '.csv'
-    """
+    """The suffix in lower case, without that of a compression."""
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in (".gz", ".xz", ".bz2"):
         suffixes.pop()
@@ -75,9 +52,8 @@ def table_format(path: Path) -> str:
 def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | None = None) -> pd.DataFrame:
     r"""The table as written: cells of a CSV or TSV are texts, ``007`` stays ``007``; other formats have typed cells.
 
-    Excel files are read from their first sheet. A folder or a pattern such as ``data/*.parquet`` names several Parquet files of one
-    table. Blank lines are skipped. In a TSV whose lines all have the same number of tabs, quotes are ordinary characters; elsewhere they
-    group.
+    A folder or a pattern such as ``data/*.parquet`` names several Parquet files of one table. Blank lines are skipped. In a TSV whose
+    lines all have the same number of tabs, quotes are ordinary characters; elsewhere they group.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -102,10 +78,7 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
     if delimiter is None:
         delimiter = "\t" if kind == ".tsv" else max(",;\t|", key=header.count)
     elif delimiter not in header and any(sign in header for sign in ",;\t|"):
-        raise InputError(
-            f'the first line of {path} holds no "{delimiter}", which was given as the delimiter: {header[:80]!r}. Leave the delimiter '
-            "out, and it is found."
-        )
+        raise InputError(f'the first line of {path} holds no "{delimiter}": {header[:80]!r}. Leave the delimiter out.')
     width = header.count(delimiter) + 1
     check_width(width, path)
     check_size(max(text.count("\n"), text.count("\r")), width, path)
@@ -133,103 +106,44 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
                     message = f"a quote in the row that begins in line {begins} is not closed"
         except csv.Error:  # a cell that is too long for this reader
             pass
-        raise InputError(
-            f"{path} cannot be read as a table: {message}. Check the quotes and delimiters there."
-        ) from error
+        raise InputError(f"{path} is not a valid table: {message}. Check the quotes and delimiters there.") from error
 
 
 def check_header(frame: pd.DataFrame, path: Path, option: str = "label") -> None:
-    """Refuse a CSV, TSV or Excel file whose first line is a row instead of column names.
-
-    A cell of the first line indicates a row if it is a number above numbers, or a value of its column. A cell that differs in kind from the
-    cells below indicates names. Consecutive whole numbers, such as default names of pandas or years, indicate neither.
-    """
+    """Refuse a CSV, TSV or Excel file whose first line is a row instead of column names."""
     if table_format(path) not in (*TEXTS, *EXCEL) or len(frame) < MIN_HEADER_ROWS:
         return
     names = [str(name).strip() for name in frame.columns]
     bare = [re.sub(r"\.\d+$", "", name) for name in names]  # pandas adds a number to equal names
-    cells = [base if base in names else name for base, name in zip(bare, names, strict=True)]
-    whole = [int(cell) for cell in cells if cell.isdecimal()]
-    counted = len(whole) > 1 and whole == list(range(whole[0], whole[0] + len(whole)))
-    is_row = False
-    for k, cell in enumerate(cells[:100]):
-        if counted and cell.isdecimal():
-            continue
-        fits = _fits_column(cell, frame.iloc[:200, k])
-        if fits is False:
-            return
-        is_row = is_row or fits is True
-    if is_row:
-        flag = f"--{option.replace('_', '-')}"
-        raise InputError(
-            f'the first line of {path} looks like a row and not like names of columns: "{", ".join(cells)[:80]}". Add a first line with a name for '
-            f'each column, such as "text,label". If these are the names, say which column holds the labels: {option}="{names[-1][:40]}" '
-            f"({flag} {names[-1][:40]} on the command line)."
-        )
-
-
-def _fits_column(name: str, column: pd.Series) -> bool | None:
-    """Whether a name could be a cell of its column; None if that is open."""
-    cells = [str(v).strip() for v in column if not is_missing(v)]
-    if not cells or (name.startswith("Unnamed: ") and name != "Unnamed: 0"):  # the name that pandas gives an empty cell
-        return None
-    if name.lower() in LABELS:
-        return False
-    finite = np.isfinite(numbers(pd.Series([*cells, name], dtype=object)))
-    if finite[:-1].mean() >= NEARLY_ALL:
-        return bool(finite[-1])
-    if name in cells:
-        return True
-    sentences = median_words(cells) >= SENTENCE and " " not in name
-    return False if len(set(cells)) <= len(cells) / 2 or sentences else None
+    first_line = [base if base in names else name for base, name in zip(bare, names, strict=True)]
+    if is_row(first_line, frame):
+        name, line = names[-1][:40], ", ".join(first_line)[:80]
+        problem = f'the first line of {path} looks like a row and not like names of columns: "{line}"'
+        remedy = 'Add a first line with a name for each column, such as "text,label"'
+        choice = f'{option}="{name}" (--{option.replace("_", "-")} {name} on the command line)'
+        raise InputError(f"{problem}. {remedy}. If these are the names, say which column holds the labels: {choice}.")
 
 
 def read_table(
-    path: str | Path,
-    *,
-    label: str | None = None,
-    text: str | None = None,
-    task: str | None = None,
-    ignore: str | Sequence[str] = (),
-    columns: str | Sequence[str] | None = None,
-    split: str | None = None,
-    missing: str | Sequence[str] | None = None,
-    encoding: str = "utf-8",
-    delimiter: str | None = None,
-    several: ReadSeveral | None = None,
+    path: str | Path, *, label: str | None = None, encoding: str = "utf-8", delimiter: str | None = None, **options: Any
 ) -> Splits:
     r"""Samples from a table file: texts if it has a text column, else features from its numbers and categories.
 
     Args:
-        path: a .csv, .tsv, .jsonl (these perhaps compressed), .xlsx or .parquet file; or several Parquet files: their
-            folder, or a pattern such as ``data/*.parquet``.
-        label: the label column; by default chosen by its name (label, target, class, sentiment, ...), else the only
-            predictable column with few values.
-        text: the text column; by default the one with the longest texts, if any has sentences. ``""``: none.
-        task: ``"classification"`` or ``"regression"``; by default a numeric label with many values is a quantity.
-        ignore: columns to leave out, a list or a text with commas.
-        columns: the only columns to use, likewise. By default all but identifiers and columns with one value.
-        split: ``"all"`` keeps all rows together and ignores a column ``split``.
-        missing: cells of the label column that stand for a missing label, a list or a text with commas; by default see
-            `missing_labels`.
+        path: a .csv, .tsv, .jsonl (these perhaps compressed), .xlsx or .parquet file, or a folder or pattern of Parquet files.
+        label: the label column; see `from_frame`, which has further options.
         encoding, delimiter: of the file; by default UTF-8 and the delimiter of the first line.
-        several: reads rows with several labels; by default they are an error.
-
-    A column ``split`` with the values train, test or validation divides the data. Rows without a label are kept as `UNLABELED`.
-    ``source`` describes the choices; ``raw`` holds the rows as written.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / "t.csv").write_text("size,color,label\n1,red,a\n2,blue,b\n3,red,a\n")
-    >>> data = read_table(folder / "t.csv").train
-    >>> data.classes, len(data)
-    (('a', 'b'), 3)
+    >>> read_table(folder / "t.csv").train.classes
+    ('a', 'b')
     """
     frame = read_frame(path, encoding=encoding, delimiter=delimiter)
     if label is None:
         check_header(frame, Path(path))
-    options: dict[str, Any] = {"ignore": ignore, "columns": columns, "split": split, "missing": missing}
-    return from_frame(frame, str(path), label=label, text=text, task=task, several=several, **options)
+    return from_frame(frame, str(path), label=label, **options)
 
 
 def from_frame(
@@ -247,13 +161,23 @@ def from_frame(
     like: Dataset | None = None,
     several: ReadSeveral | None = None,
 ) -> Splits:
-    """As `read_table`, from a data frame.
+    """Samples from a data frame. Lists of columns may be texts with commas.
+
+    A column ``split`` with the values train, test or validation divides the data. Rows without a label are kept as `UNLABELED`.
+    ``source`` describes the choices; ``raw`` holds the rows as written.
 
     Args:
-        frame, label, text, task, ignore, columns, split, missing, several: as there.
-        where: the name of the table in errors.
+        frame, where: the table, and its name in errors.
+        label: the label column; by default chosen by its name (label, target, ...), else the only predictable column with few values.
+        text: the text column; by default the one with the longest texts, if any has sentences. ``""``: none.
+        task: ``"classification"`` or ``"regression"``; by default a numeric label with many values is a quantity.
+        ignore: columns to leave out.
+        columns: the only columns to use. By default all but identifiers and columns with one value.
+        split: ``"all"`` keeps all rows together and ignores a column ``split``.
+        missing: cells of the label column that stand for a missing label; by default see `missing_labels`.
         classes: the class names, if the label column does not hold them all.
         like: a part of the same data that was read before: its columns, classes and features are used.
+        several: reads rows with several labels; by default they are an error.
 
     >>> frame = pd.DataFrame({"size": [1.0, 2.0, 3.0], "label": ["a", "b", "a"]})
     >>> from_frame(frame, "the table").train.classes
@@ -273,8 +197,8 @@ def from_frame(
         twice = frame.columns[frame.columns.duplicated()][0]
         raise InputError(f'{where} has more than one column named "{twice}"; rename all but one.')
     label, text = (None if name is None else str(name) for name in (label, text))
-    ignored, wanted = column_names(ignore), None if columns is None else column_names(columns)
-    missing = None if missing is None else column_names(missing)
+    ignored = column_names(ignore)
+    wanted, missing = (None if names is None else column_names(names) for names in (columns, missing))
     nested = [name for name in frame.columns if name not in ignored and is_nested(frame[name])]
     flat = frame.drop(columns=[*nested, *(c for c in ignored if c in frame.columns)])
     readable = flat if wanted is None else flat[[c for c in flat.columns if c in (*wanted, label, text)]]
@@ -282,58 +206,42 @@ def from_frame(
     single = classes is not None or task is not None
     choice = decide_label(flat, where, label=label, text=text, lists=nested, missing=missing, single=single)
     if choice.several and several is not None:
-        options: dict[str, Any] = {"text": given_text, "ignore": ignored, "columns": wanted, "split": split}
-        return Splits(several(frame, where, choice, **options))
-    if nested and flat.empty and not choice.several:
-        raise InputError(
-            f"{where} holds lists in every column ({', '.join(nested)[:80]}), and lists are not read. Expected a text or features, and "
-            'a label, in each row, such as {"text": "...", "label": "..."}.'
-        )
+        return Splits(several(frame, where, choice, text=given_text, ignore=ignored, columns=wanted, split=split))
     if nested and not choice.several:
+        if flat.empty:
+            problem = f"{where} holds lists in every column ({', '.join(nested)[:80]}), and lists are not read"
+            expected = 'a text or features, and a label, in each row, such as {"text": "...", "label": "..."}'
+            raise InputError(f"{problem}. Expected {expected}.")
         warnings.warn(f"{where}: the columns {', '.join(nested)} hold lists, which are not used.", stacklevel=3)
     label = choice.column
     cells = frame[label].to_numpy(object)
     missing_texts = missing_labels(cells, missing, classes)
-    if classes is None:
-        target, names, reason = targets(cells, task, where, label, missing_texts)
-    else:
-        target, names = encode_labels(cells, classes, tuple(missing_texts))
-        reason = f"{len(names)} classes"
+    target, names, reason = targets(cells, task, where, label, missing_texts, classes)
     part_column = next((c for c in frame.columns if c.strip().lower() == "split" and c not in (label, *ignored)), None)
     parts = None
     if part_column is not None and split != "all":
         parts = frame[part_column].astype(str).str.strip().str.lower().map(PARTS)
-        if parts.isna().any():
-            odd = frame[part_column][parts.isna()].iloc[0]
-            raise InputError(f'{where}: the column split says "{odd}"; expected train, test or validation.')
-        if not (parts == "train").any():
-            raise InputError(f"{where}: the column split names no training rows.")
-    fitted = frame if parts is None else frame[parts == "train"]
+        odd = [f'says "{cell}"' for cell in frame[part_column][parts.isna()]]
+        if odd or not (parts == "train").any():
+            problem = odd[0] if odd else "names no training rows"
+            raise InputError(f"{where}: the column split {problem}; expected train, test or validation.")
     if like is not None:
         roles, encoder = like.source.columns, like.source.encoder
     else:
+        fitted = frame if parts is None else frame[parts == "train"]
         roles = analyze(fitted, label=label, text=text, split=part_column, ignore=ignored, columns=wanted)
-        encoder = None
-        if not text:
-            encoder, roles = _fit_encoder(fitted, label, roles, where)
+        encoder, roles = (None, roles) if text else _fit_encoder(fitted, label, roles, where)
     x: NDArray[Any]
     x = np.array(["" if is_missing(v) else str(v) for v in frame[text]], dtype=object) if text else encoder(frame)
     ids = min((c.name for c in roles if c.role == "identifier"), key=lambda n: n.lower() not in IDS, default=None)
-    counts = {} if parts is None else dict(parts.value_counts())
     source = Source(
-        kind="text" if text else "table",
-        label=label,
-        text=text,
-        target=reason,
-        columns=roles,
-        passed_over=choice.passed_over,
-        encoder=encoder,
-        runners_up=choice.runners_up,
+        kind="text" if text else "table", label=label, text=text, target=reason, columns=roles, encoder=encoder,
+        passed_over=choice.passed_over, runners_up=choice.runners_up,
         missing=Counter(str(cell).strip() for cell in cells if has_no_label(cell, missing_texts)),
         missing_given=missing,
         split=None if parts is None else part_column,
-        left_out={part: int(counts[part]) for part in OTHERS if part in counts},
-    )
+        left_out={part: int((parts == part).sum()) for part in OTHERS if parts is not None and (parts == part).any()},
+    )  # fmt: skip
     row_ids = None if ids is None else frame[ids].to_numpy(object)
     data = Dataset(x, target, names, ids=row_ids, raw=frame, rows=len(frame), source=source)
     if parts is None:
@@ -341,9 +249,7 @@ def from_frame(
     return Splits(**{str(name): data.subset((parts == name).to_numpy()) for name in parts.unique()})
 
 
-def _fit_encoder(
-    frame: pd.DataFrame, label: str, roles: tuple[Column, ...], where: str
-) -> tuple[TableEncoder, tuple[Column, ...]]:
+def _fit_encoder(frame: pd.DataFrame, label: str, roles: Roles, where: str) -> tuple[TableEncoder, Roles]:
     """The fitted encoder, and the roles of the columns it uses."""
     encoder = TableEncoder.fit(frame, roles)
     if encoder.names:
@@ -351,12 +257,11 @@ def _fit_encoder(
     # Without other features, a column that looks like an identifier or repeats the label is used.
     rest = [c.name for c in roles if c.role not in ("ignored", "split") and c.name != label]
     if not rest:
-        lists = [c.name for c in roles if c.reason in (HOLDS_LISTS, WRITTEN_LISTS)]
+        lists = [c.name for c in roles if c.reason.startswith(HOLDS_LISTS)]
         also = f" and lists, which are not read ({', '.join(lists)[:80]})" if lists else ""
-        embeddings = " Embeddings go into an .npy file: features=... (--features on the command line)." if lists else ""
-        raise InputError(
-            f'{where} has nothing but the label column "{label}"{also}; a sample needs a text or features.{embeddings}'
-        )
+        remedy = " Embeddings go into an .npy file: features=... (--features on the command line)." if lists else ""
+        problem = f'{where} has nothing but the label column "{label}"{also}'
+        raise InputError(f"{problem}; a sample needs a text or features.{remedy}")
     again = {c.name: c for c in analyze(frame, label=label, columns=rest) if c.name in rest}
     roles = tuple(again.get(c.name, c) for c in roles)
     encoder = TableEncoder.fit(frame, roles)
@@ -366,41 +271,5 @@ def _fit_encoder(
 
 
 def column_names(given: str | Sequence[str]) -> list[str]:
-    """Column names from a list, or from a text with commas.
-
-    >>> column_names("id, url"), column_names(["a,b"])
-    (['id', 'url'], ['a,b'])
-    """
+    """Column names from a list, or from a text with commas."""
     return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
-
-
-def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | None = None) -> str | None:
-    """The text column: as given, or the one with the longest sentences; None if no column has sentences.
-
-    A column of a few words among several numbers and categories, such as the names of people, is not the text.
-
-    >>> frame = pd.DataFrame({"review": ["a very fine film", "a dull and long one"], "label": ["1", "0"]})
-    >>> choose_text(frame, None, "the table")
-    'review'
-    """
-    names = [str(c) for c in frame.columns]
-    if text is not None:
-        if text and text not in names:
-            raise InputError(f'{where} has no column "{text}"; {nearest(text, names)}')
-        return text or None
-    best, max_length, best_words = None, 0.0, 0.0
-    sample = frame.iloc[:: max(1, len(frame) // 2000)]
-    for name in names:
-        if name == label or name.strip().lower() in LABELS:
-            continue
-        values = [str(v) for v in sample[name] if not is_missing(v)]
-        words = median_words(values)
-        if words >= SENTENCE and not are_lists(v.strip() for v in values) and len(set(values)) > len(values) / 2:
-            length = float(np.mean([len(v) for v in values]))
-            if length > max_length:
-                best, max_length, best_words = name, length, words
-    if best is not None and best_words < MIN_WORDS:
-        others = sample.drop(columns=[best, *([label] if label in names else [])])
-        if sum(c.used and c.name.strip().lower() not in LABELS for c in analyze(others)) > MAX_OTHER_COLUMNS:
-            return None
-    return best

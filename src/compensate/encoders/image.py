@@ -30,34 +30,26 @@ STAGES = (
 )
 
 
-def relu6(x: Tensor) -> Tensor:
-    return F.relu6(x, inplace=True)
-
-
 @final
 class Convolution(nn.Module):
-    """Convolution and batch norm with the padding of TensorFlow: the last row and column get the odd pixel."""
+    """Convolution, batch norm and optionally ReLU6, with the padding of TensorFlow: the last row and column get the odd pixel."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1, *, relu: bool = True
+    ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
+        padding = kernel // 2 if stride == 1 else 0  # padding that is equal on both sides needs no copy
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
         self.norm: nn.Module = nn.BatchNorm2d(outputs, eps=1e-3)
-        self.kernel, self.stride = kernel, stride
-        if stride == 1:
-            self.conv.padding = (kernel // 2, kernel // 2)  # equal on both sides: no copy is needed
+        self.kernel, self.stride, self.relu = kernel, stride, relu
 
     def forward(self, x: Tensor) -> Tensor:
         if self.stride > 1:
-            bottom, right = (
-                max((-(-size // self.stride) - 1) * self.stride + self.kernel - size, 0) for size in x.shape[2:]
-            )
+            # The last window begins at the largest multiple of the stride below the size.
+            bottom, right = (max((n - 1) // self.stride * self.stride + self.kernel - n, 0) for n in x.shape[2:])
             x = F.pad(x, (right // 2, right - right // 2, bottom // 2, bottom - bottom // 2))
-        return self.norm(self.conv(x))
-
-    def fuse(self) -> None:
-        """Fold the batch norm into the convolution."""
-        assert isinstance(self.norm, nn.BatchNorm2d)
-        self.conv, self.norm = fuse_conv_bn_eval(self.conv, self.norm), nn.Identity()
+        x = self.norm(self.conv(x))
+        return F.relu6(x, inplace=True) if self.relu else x
 
 
 @final
@@ -67,22 +59,19 @@ class InvertedResidual(nn.Module):
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
         wide = inputs * expansion
-        self.expand = Convolution(inputs, wide) if expansion > 1 else None
+        self.expand = Convolution(inputs, wide) if expansion > 1 else nn.Identity()
         self.depthwise = Convolution(wide, wide, kernel, stride, groups=wide)
-        self.project = Convolution(wide, outputs)
+        self.project = Convolution(wide, outputs, relu=False)
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x if self.expand is None else relu6(self.expand(x))
-        y = self.project(relu6(self.depthwise(y)))
+        y = self.project(self.depthwise(self.expand(x)))
         return y.add_(x) if self.residual else y
 
 
 @final
 class EfficientNetLite0(nn.Module):
-    """EfficientNet-Lite0 up to its pooled features, without squeeze-and-excitation, with ReLU6.
-
-    Shapes: images (B, 3, H, W), normalized as (255 x - 127) / 128; features (B, 1280).
+    """EfficientNet-Lite0 from images (B, 3, H, W), normalized as (255 x - 127) / 128, to pooled features (B, 1280).
 
     >>> EfficientNetLite0()(torch.zeros(2, 3, 64, 64)).shape
     torch.Size([2, 1280])
@@ -103,47 +92,32 @@ class EfficientNetLite0(nn.Module):
         self.classifier = nn.Linear(HEAD, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return relu6(self.head(self.blocks(relu6(self.stem(x))))).mean((2, 3))
+        return self.head(self.blocks(self.stem(x))).mean((2, 3))
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, Tensor]) -> EfficientNetLite0:
         """The network for inference with the published weights, all of which must match."""
+        renamed = {}
+        for name, value in weights.items():
+            first, *rest = name.split(".")
+            if first == "_blocks" and len(rest) == 3:
+                first, rest = "blocks", [rest[0], _IN_BLOCK.get(rest[1], rest[1]), rest[2]]
+            renamed[".".join([_PLACES.get(first, first), *rest])] = value
         network = cls()
-        network.load_state_dict({_rename(name): value for name, value in weights.items()}, strict=True)
+        network.load_state_dict(renamed, strict=True)
         network.eval().requires_grad_(False)
         for module in network.modules():
             if isinstance(module, Convolution):
-                module.fuse()
+                assert isinstance(module.norm, nn.BatchNorm2d)
+                module.conv, module.norm = fuse_conv_bn_eval(module.conv, module.norm), nn.Identity()
         return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-_PLACES = {
-    "_conv_stem": "stem.conv",
-    "_bn0": "stem.norm",
-    "_conv_head": "head.conv",
-    "_bn1": "head.norm",
-    "_fc": "classifier",
-}
-_IN_BLOCK = {
-    "_expand_conv": "expand.conv",
-    "_bn0": "expand.norm",
-    "_depthwise_conv": "depthwise.conv",
-    "_bn1": "depthwise.norm",
-    "_project_conv": "project.conv",
-    "_bn2": "project.norm",
-}
-
-
-def _rename(name: str) -> str:
-    """The name of a published weight in this network.
-
-    >>> _rename("_blocks.3._bn1.weight"), _rename("_fc.bias")
-    ('blocks.3.depthwise.norm.weight', 'classifier.bias')
-    """
-    parts = name.split(".")
-    if parts[0] == "_blocks" and len(parts) == 4:
-        return ".".join(["blocks", parts[1], _IN_BLOCK.get(parts[2], parts[2]), parts[3]])
-    return ".".join([_PLACES.get(parts[0], parts[0]), *parts[1:]])
+# Names of the published weights, and of the layers here
+_PLACES = {"_conv_stem": "stem.conv", "_bn0": "stem.norm", "_conv_head": "head.conv", "_bn1": "head.norm",
+           "_fc": "classifier"}  # fmt: skip
+_IN_BLOCK = {"_expand_conv": "expand.conv", "_bn0": "expand.norm", "_depthwise_conv": "depthwise.conv",
+             "_bn1": "depthwise.norm", "_project_conv": "project.conv", "_bn2": "project.norm"}  # fmt: skip
 
 
 SMALL, SMALL_SIDE, SIDE = 64, 160, 224
@@ -155,14 +129,9 @@ BATCH_PIXELS = {"cpu": 1 << 19, "cuda": 1 << 23}
 
 
 class ImageNetwork(nn.Module):
-    """A network that resizes and normalizes its images.
+    """A model (B, 3, side, side) -> (B, D) that resizes and normalizes its images, (B, 1 or 3, H, W) in [0, 1].
 
-    Shapes: images (B, 1 or 3, H, W) in [0, 1]; embeddings (B, D).
-
-    Args:
-        model: from images (B, 3, side, side), normalized, to embeddings (B, D).
-        mean, std: of each channel for pixels in [0, 1].
-        side: the fixed image size of the model; None for any size.
+    `mean` and `std` are of each channel; without a fixed `side` the model takes any size.
     """
 
     mean: Tensor
@@ -180,51 +149,34 @@ class ImageNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = resized(x, self.side(x.shape))
-        return self.model(
-            ((x.expand(-1, 3, -1, -1) - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
-        )
+        x = (x.expand(-1, 3, -1, -1) - self.mean) / self.std
+        return self.model(x.contiguous(memory_format=torch.channels_last))
 
 
 def resized(x: Tensor, side: int) -> Tensor:
     """Images (B, C, H, W) resized to squares."""
-    if x.shape[2:] == (side, side):
-        return x
-    return F.interpolate(x, size=(side, side), mode="bilinear", antialias=True)
+    same = x.shape[2:] == (side, side)
+    return x if same else F.interpolate(x, size=(side, side), mode="bilinear", antialias=True)
 
 
 class ImageEncoder:
-    """Embeddings of images.
+    """Embeddings of images by a network on a device."""
 
-    Args:
-        model, mean, std, side: of its `ImageNetwork`.
-        device: of the network.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        mean: Sequence[float],
-        std: Sequence[float],
-        side: int | None = None,
-    ) -> None:
-        self.device = device
-        self.network = ImageNetwork(model, mean, std, side).to(device)
+    def __init__(self, network: ImageNetwork, device: torch.device) -> None:
+        self.network, self.device = network.to(device), device
 
     def __call__(self, images: Sequence[Any], batch_size: int | None = None) -> Iterator[EncodedBatch]:
         """Batches of embeddings; a batch has images of one size."""
+        pixels = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cpu"])
         waiting: dict[tuple[int, ...], list[tuple[int, NDArray[Any]]]] = {}
         for row in range(len(images)):
             image = image_array(images[row], self.network.fixed)
             group = waiting.setdefault((*image.shape, image.dtype.num), [])
             group.append((row, image))
-            pixels = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cpu"])
             if len(group) >= (batch_size or max(1, pixels // self.network.side(image.shape) ** 2)):
                 yield self._batch(group)
                 group.clear()
-        for group in waiting.values():
-            if group:
-                yield self._batch(group)
+        yield from (self._batch(group) for group in waiting.values() if group)
 
     @torch.inference_mode()
     def _batch(self, group: list[tuple[int, NDArray[Any]]]) -> EncodedBatch:
@@ -238,20 +190,26 @@ def unit(x: Tensor) -> Tensor:
 
 
 def image_array(image: Any, side: int | None = None) -> NDArray[Any]:
-    """(1 or 3, H, W) of an array (C, H, W) or (H, W) of bytes or floats in [0, 1], or of a file; large files are reduced on reading.
-
-    >>> image_array(np.zeros((8, 9), np.uint8)).shape
-    (1, 8, 9)
-    """
+    """(1 or 3, H, W) of an array (C, H, W) or (H, W) of bytes or floats in [0, 1], or of a file; large files are reduced on reading."""
     if isinstance(image, (str, Path)):
-        return _read(Path(image), side or SIDE)
+        from PIL import Image, ImageOps
+
+        size = (side or SIDE, side or SIDE)
+        try:
+            with Image.open(image) as opened:
+                opened.draft("RGB", size)  # a large JPEG is decoded at a fraction of its size
+                picture = ImageOps.exif_transpose(opened).convert("RGB")
+                if max(picture.size) > size[0]:
+                    picture = picture.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise InputError(f"the image {image} cannot be read ({error}). Remove it, or write it again.") from error
+        return np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1))
     array = np.asarray(image)
     array = array[None] if array.ndim == 2 else array
     if array.ndim != 3 or array.shape[0] not in (1, 3, 4) or 0 in array.shape:
-        raise InputError(
-            f"an image has the shape {array.shape}; expected (channels, height, width) or (height, width)."
-        )
-    array = array[:3] if len(array) == 4 else array
+        expected = "(channels, height, width) or (height, width)"
+        raise InputError(f"an image has the shape {array.shape}; expected {expected}.")
+    array = array[:3]
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 
@@ -264,17 +222,3 @@ def image_bytes(image: Any) -> bytes:
             raise InputError(f"the image {image} cannot be read: {error.strerror}. Check the path.") from error
     array = np.asarray(image)
     return f"{array.dtype.str}{array.shape}".encode() + array.tobytes()
-
-
-def _read(path: Path, side: int) -> NDArray[np.uint8]:
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(path) as image:
-            image.draft("RGB", (side, side))  # a large JPEG is decoded at a fraction of its size
-            picture = ImageOps.exif_transpose(image).convert("RGB")
-            if max(picture.size) > side:
-                picture = picture.resize((side, side), Image.Resampling.BILINEAR, reducing_gap=2.0)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"the image {path} cannot be read ({error}). Remove it, or write it again.") from error
-    return np.ascontiguousarray(np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1))

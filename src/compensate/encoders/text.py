@@ -31,14 +31,7 @@ ABSENT = -1
 
 
 class TextNetwork(nn.Module):
-    """A model of tokens, for texts of several chunks.
-
-    Shapes: tokens (B, chunks, T), padded with `ABSENT`; embeddings (B, D), the sum of the normalized embeddings of the chunks.
-
-    Args:
-        model: from input_ids and attention_mask, both (B, T), to embeddings (B, D).
-        padding: the padding token.
-    """
+    """From tokens (B, chunks, T), padded with `ABSENT`, to (B, D), the sum of the normalized embeddings of the chunks."""
 
     def __init__(self, model: nn.Module, padding: int) -> None:
         super().__init__()
@@ -54,21 +47,19 @@ class TextNetwork(nn.Module):
 
 
 class TextEncoder:
-    """A tokenizer and a model of its tokens.
+    """A tokenizer of `transformers` and a model of its tokens, on a device.
 
     Args:
-        tokenizer: of the `transformers` library.
         model: from input_ids and attention_mask, both (B, T), to embeddings (B, D).
         max_length: the maximum number of tokens of the model, special tokens included.
-        device: of the model.
     """
 
     def __init__(self, tokenizer: Any, model: nn.Module, max_length: int, device: torch.device) -> None:
         self.tokenizer, self.device = tokenizer, device
         # Special tokens before and after a text, such as [CLS] and [SEP].
         full, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
-        starts = range(len(full) - len(bare) + 1)
-        start = next((k for k in starts if full[k : k + len(bare)] == bare), None)
+        places = (k for k in range(len(full) - len(bare) + 1) if full[k : k + len(bare)] == bare)
+        start = next(places, None)
         self.before: list[int] = [] if start is None else full[:start]
         self.after: list[int] = [] if start is None else full[start + len(bare) :]
         self.room = max(1, max_length - len(self.before) - len(self.after))
@@ -77,45 +68,36 @@ class TextEncoder:
 
     def __call__(self, texts: Sequence[str], batch_size: int | None = None) -> Iterator[EncodedBatch]:
         """Batches of embeddings of unit length, not in the order of the texts."""
+        budget = BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
         for start in range(0, len(texts), SECTION):
-            for rows, values in self._section(self.pieces(texts[start : start + SECTION]), batch_size):
-                yield rows + start, values
+            pieces = self.pieces(texts[start : start + SECTION])
+            batches: list[list[int]] = [[]]
+            size = 0
+            for row in sorted(range(len(pieces)), key=lambda row: len(pieces[row][0])):
+                size += len(pieces[row])
+                # The last text is the widest, because they are sorted by length.
+                if batches[-1] and (size * len(pieces[row][0]) > budget or len(batches[-1]) == batch_size):
+                    batches.append([])
+                    size = len(pieces[row])
+                batches[-1].append(row)
+            for batch in batches:
+                with torch.inference_mode():
+                    x = stacked([pieces[row] for row in batch]).to(self.device)
+                    values = F.normalize(self.network(x), dim=1).cpu().numpy()
+                yield np.array(batch) + start, values
 
     def pieces(self, texts: Sequence[str], most: int = MAX_CHUNKS) -> list[list[list[int]]]:
         """The tokens of each text, in at most ``most`` chunks with special tokens around each."""
-        found = self.tokenizer(
-            [excerpt(text) for text in texts], add_special_tokens=False, return_attention_mask=False, verbose=False
-        )
-        return [
-            [[*self.before, *chunk, *self.after] or [self.padding] for chunk in chunks(ids, self.room, most)]
-            for ids in found["input_ids"]
-        ]
-
-    def _section(self, pieces_of: list[list[list[int]]], batch_size: int | None) -> Iterator[EncodedBatch]:
-        budget = BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
-        batches: list[list[int]] = [[]]
-        size = 0
-        for row in sorted(range(len(pieces_of)), key=lambda row: len(pieces_of[row][0])):
-            size += len(pieces_of[row])
-            # The last text is the widest, because they are sorted by length.
-            if batches[-1] and (size * len(pieces_of[row][0]) > budget or len(batches[-1]) == batch_size):
-                batches.append([])
-                size = len(pieces_of[row])
-            batches[-1].append(row)
-        for batch in batches:
-            yield np.array(batch), self._batch([pieces_of[r] for r in batch])
-
-    @torch.inference_mode()
-    def _batch(self, texts: list[list[list[int]]]) -> NDArray[np.float32]:
-        return F.normalize(self.network(stacked(texts).to(self.device)), dim=1).cpu().numpy()
-
-
-def excerpt(text: str) -> str:
-    """The text, or evenly spaced parts of a text longer than `MAX_CHARACTERS`."""
-    if len(text) <= MAX_CHARACTERS:
-        return text
-    width = MAX_CHARACTERS // MAX_CHUNKS
-    return " ".join(text[k : k + width] for k in np.linspace(0, len(text) - width, MAX_CHUNKS).astype(int))
+        width = MAX_CHARACTERS // MAX_CHUNKS
+        excerpts = list(texts)
+        for row, text in enumerate(texts):
+            if len(text) > MAX_CHARACTERS:
+                starts = np.linspace(0, len(text) - width, MAX_CHUNKS).astype(int)
+                excerpts[row] = " ".join(text[start : start + width] for start in starts)
+        found = self.tokenizer(excerpts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        before, after, blank = self.before, self.after, [self.padding]
+        texts_in_chunks = (chunks(ids, self.room, most) for ids in found["input_ids"])
+        return [[[*before, *chunk, *after] or blank for chunk in text] for text in texts_in_chunks]
 
 
 def stacked(texts: Sequence[Sequence[Any]]) -> Tensor:
@@ -133,11 +115,7 @@ def stacked(texts: Sequence[Sequence[Any]]) -> Tensor:
 
 
 def mean_pooling(hidden: Tensor, mask: Tensor) -> Tensor:
-    """(B, D) the mean of (B, T, D) over the tokens under the mask.
-
-    >>> mean_pooling(torch.tensor([[[1.0], [3.0], [99.0]]]), torch.tensor([[1, 1, 0]])).item()
-    2.0
-    """
+    """(B, D) the mean of (B, T, D) over the tokens under the mask."""
     weights = mask.unsqueeze(2).to(hidden.dtype)
     return (hidden * weights).sum(1) / weights.sum(1).clamp_min(1)
 
@@ -145,12 +123,8 @@ def mean_pooling(hidden: Tensor, mask: Tensor) -> Tensor:
 def chunks(ids: Sequence[int], room: int, most: int = MAX_CHUNKS) -> list[list[int]]:
     """Chunks of at most ``room`` tokens and nearly equal length; at most ``most`` of them, evenly spaced.
 
-    >>> chunks([1, 2, 3, 4, 5], 2)
-    [[1, 2], [3, 4], [5]]
-    >>> chunks(range(100), 1, most=3)
-    [[0], [50], [99]]
-    >>> chunks([], 2)
-    [[]]
+    >>> chunks([1, 2, 3, 4, 5], 2), chunks(range(100), 1, most=3)
+    ([[1, 2], [3, 4], [5]], [[0], [50], [99]])
     """
     count = max(1, -(-len(ids) // room))
     width = max(1, -(-len(ids) // count))

@@ -7,12 +7,5 @@ from compensate.estimators.registration import RobustICP
 from compensate.estimators.regression import ShiftRegressor
 from compensate.estimators.svm import SlackSVC
 
-__all__ = [
-    "CompensatedClassifier",
-    "LambdaPath",
-    "MultiViewRobustClustering",
-    "RobustICP",
-    "RobustKMeans",
-    "ShiftRegressor",
-    "SlackSVC",
-]
+__all__ = ["CompensatedClassifier", "LambdaPath", "MultiViewRobustClustering", "RobustICP", "RobustKMeans",
+           "ShiftRegressor", "SlackSVC"]  # fmt: skip

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -15,9 +14,10 @@ import torch
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target, unique_labels
-from sklearn.utils.validation import check_is_fitted, check_scalar, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
 from compensate.core.criterion import Compensated
@@ -26,13 +26,13 @@ from compensate.core.statistics import Evidence, Statistic
 from compensate.core.tables import Sample
 from compensate.data.dataset import generator
 from compensate.estimators import common
-from compensate.estimators.common import check_parameters, positive, weights
+from compensate.estimators.common import check_parameters, weights
 from compensate.methods.composition import find
-from compensate.methods.registry import SIZES, Method
-from compensate.models.networks import MLP, probe
-from compensate.terms.margins import AngularMargin, CosineHead
+from compensate.methods.registry import SIZES
+from compensate.models.networks import MLP
+from compensate.terms.classes import AngularMargin, CosineHead
+from compensate.training.distributed import Hardware
 from compensate.training.evaluation import Samples, even_batches, predict
-from compensate.training.hardware import Hardware
 from compensate.training.preparation import model_sizes
 from compensate.training.step import Learner, make_optimizer, rate
 from compensate.training.trainer import EarlyStopping, Metrics, Trainer
@@ -40,8 +40,7 @@ from compensate.training.trainer import EarlyStopping, Metrics, Trainer
 if TYPE_CHECKING:
     import pandas as pd
 
-CLEAN = "clean"
-"""The entry of `hyper` with trusted samples, which the training uses instead of the method."""
+FLOATS = (np.float64, np.float32)
 
 HIDDEN = (128,)
 """Hidden units of the default network."""
@@ -49,60 +48,21 @@ HIDDEN = (128,)
 MIN_SAMPLES, MIN_PER_FEATURE = 100, 5
 """With fewer samples, in all or for each feature, the default network is linear."""
 
-PER_STEP, LEAST_RATE, MOST_RATE = 2.0, 1e-3, 0.1
+PER_STEP, LEAST_RATE, MOST_RATE, STREAM_RATE = 2.0, 1e-3, 0.1, 0.01
 """Default learning rates of Adam; see `default_rate`."""
-
-STREAM_RATE = 0.01
-"""The default learning rate of Adam on a stream of unknown length."""
 
 
 def default_rate(optimizer: str, steps: int | None) -> float:
     r"""A learning rate for a training of this many steps: :math:`2 / \mathrm{steps}`, from 0.001 to 0.1; tenfold for SGD.
 
-    Short trainings need large steps; in long ones large steps would fit wrong labels before the compensation does. Chosen on held-out
-    labels of six tables, as given and with a fifth of them wrong (`python -m experiments choices`). On a stream, where the number of
-    steps is unknown, it is 0.01.
+    In long trainings large steps would fit wrong labels before the compensation does. Chosen on held-out labels of six tables, as given
+    and with a fifth of them wrong (`python -m experiments choices`). It is 0.01 on a stream, where the number of steps is unknown.
 
     >>> [round(default_rate("adam", steps), 4) for steps in (10, 100, 500, 10_000)]
     [0.1, 0.02, 0.004, 0.001]
     """
     rate = STREAM_RATE if steps is None else min(MOST_RATE, max(LEAST_RATE, PER_STEP / steps))
     return rate if optimizer == "adam" else 10 * rate
-
-
-def default_module(n_samples: int, n_features: int, n_outputs: int) -> MLP:
-    """A network with one hidden layer, or a linear one for few samples per feature.
-
-    >>> default_module(1500, 64, 10).head, default_module(60, 4, 3).head
-    (Linear(in_features=128, out_features=10, bias=True), Linear(in_features=4, out_features=3, bias=True))
-    """
-    if n_samples < max(MIN_SAMPLES, MIN_PER_FEATURE * n_features):
-        return probe(n_features, n_outputs)
-    return MLP(n_features, n_outputs, hidden=HIDDEN)
-
-
-def check_method(row: Method, hyper: Mapping[str, Any]) -> None:
-    """Raises if the method needs something that neither the data nor `hyper` gives, or if it does not know an entry."""
-    row.check(name for name in hyper if name != CLEAN or "clean" not in row.needs)
-    wanted = inspect.signature(row.build).parameters
-    if "clean" in row.needs and CLEAN not in hyper:
-        raise ValueError(
-            f'method "{row.name}" learns from clean data: give trusted samples as hyper={{"clean": (X_clean, y_clean)}}.'
-        )
-    if "group" in row.needs:
-        raise ValueError(f'method "{row.name}" needs the group of each sample, which a classifier does not have.')
-    missing = [
-        name
-        for name, parameter in wanted.items()
-        if parameter.default is parameter.empty and name not in SIZES and name not in hyper
-    ]
-    if missing and "teacher" in row.needs:
-        raise ValueError(
-            f'method "{row.name}" learns from a teacher: give hyper={{"{missing[0]}": ...}}, a fitted classifier with '
-            "predict_proba, a torch module, or an array with one row per sample."
-        )
-    if missing:
-        raise ValueError(f'method "{row.name}" needs a value for {missing[0]!r}: give hyper={{"{missing[0]}": ...}}.')
 
 
 def with_teachers(hyper: Mapping[str, Any], X: Any, classes: np.ndarray, *, stream: bool) -> dict[str, Any]:
@@ -121,163 +81,65 @@ def with_teachers(hyper: Mapping[str, Any], X: Any, classes: np.ndarray, *, stre
                 raise ValueError(f"{name!r} knows the classes {value.classes_}; expected {classes}.")
             p = np.asarray(value.predict_proba(X), dtype=np.float64)
             value = p if name == "guess" else np.log(np.maximum(p, np.finfo(np.float64).tiny))
-        rows = torch.as_tensor(np.array(value))
-        if len(rows) != X.shape[0]:
-            raise ValueError(f"{name!r} has {len(rows)} rows; expected one for each of {X.shape[0]} samples.")
-        given[name] = rows
+        given[name] = torch.as_tensor(np.array(value))
+        if len(given[name]) != X.shape[0]:
+            raise ValueError(f"{name!r} has {len(value)} rows; expected one for each of {X.shape[0]} samples.")
     return given
 
 
-@torch.no_grad()
-def take_over(new: Compensated, old: Compensated) -> Compensated:
-    """Copies the state of a criterion to one for more samples: rows of known samples are kept, others stay new."""
-    fresh = dict(new.named_modules())
-    for name, module in old.named_modules():
-        for key, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            target = getattr(fresh[name], key)
-            if target.shape == value.shape:
-                target.copy_(value)
-            elif isinstance(module, Sample) or (isinstance(module, Statistic) and module.merges.get(key) == "rows"):
-                target[: len(value)] = value
-    return new
-
-
-CONSTANT = 1e-10
-"""A column that varies by less than this share of its mean is constant up to rounding."""
-
-
-def moments(X: Any, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    r"""Weighted mean and variance of each column.
-
-    .. math:: m_j = \frac{\sum_i w_i x_{ij}}{\sum_i w_i}, \qquad v_j = \frac{\sum_i w_i (x_{ij} - m_j)^2}{\sum_i w_i}
-
-    `X` is (n, d), dense or sparse, `weight` (n,). Sparse input stays sparse: entries that are not stored add :math:`m_j^2` each.
-
-    >>> from scipy import sparse
-    >>> X = np.array([[0.0, 2.0], [4.0, 2.0]])
-    >>> moments(X, np.array([1.0, 3.0]))
-    (array([3., 2.]), array([3., 0.]))
-    >>> moments(sparse.csr_array(X), np.array([1.0, 3.0]))
-    (array([3., 2.]), array([3., 0.]))
-    """
-    total, columns = weight.sum(), X.shape[1]
-    if isinstance(X, np.ndarray):
-        mean = weight @ X / total
-        return mean, weight @ np.square(X - mean) / total
-    entries = X.tocoo()
-    column, w, x = entries.col, weight[entries.row], entries.data.astype(np.float64)
-    mean = np.bincount(column, w * x, columns) / total
-    absent = total - np.bincount(column, w, columns)
-    spread = np.bincount(column, w * np.square(x - mean[column]), columns) + absent * np.square(mean)
-    return mean, spread / total
-
-
-@dataclass(frozen=True)
-class Standard:
-    """Brings each column to mean 0 and deviation 1; constant columns are only centered.
-
-    >>> X = np.array([[1.0, 5.0], [3.0, 5.0]])
-    >>> Standard.of(X, np.ones(2)).batch(X, [1])
-    array([[1., 0.]])
-    """
-
-    mean: np.ndarray
-    scale: np.ndarray
-
-    @classmethod
-    def of(cls, X: Any, weight: np.ndarray) -> Standard:
-        """The standardization of samples `X` (n, d) with `weight` (n,)."""
-        mean, variance = moments(X, weight)
-        scale = np.sqrt(np.maximum(variance, 0.0))
-        return cls(mean, np.where(scale > CONSTANT * np.abs(mean), scale, 1.0))
-
-    def batch(self, X: Any, rows: Any) -> np.ndarray:
-        """(B, d) these rows of `X`, dense and standardized."""
-        x = X[rows]
-        return ((x if isinstance(x, np.ndarray) else x.toarray()) - self.mean) / self.scale
-
-
-FLOATS = (np.float64, np.float32)
-
-
+@dataclass(eq=False, repr=False)
 class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     r"""A network trained by any method of `METHODS`, as a scikit-learn classifier.
 
     .. math:: \min_\Theta \frac{1}{\sum_i w_i} \sum_i w_i \bigl[ l(S(f(x_i + \Delta x_i; \Theta) + \Delta u_i) + \Delta p_i,\;
               y_i + \Delta y_i) + \Delta l_i + \mathrm{penalty}_i \bigr]
 
-    where :math:`f` is the module, :math:`w_i` the weight of a sample and the :math:`\Delta` are the terms of the method.
-    Targets may be an indicator matrix (n, C) of 0 and 1, for several labels per sample: then binary cross entropy is the loss, and
-    predictions have the form of scikit-learn's other multilabel classifiers. Inputs are standardized first, which makes the
-    defaults independent of their units. Training runs in the precision of `X`: give float32 for speed. Sparse input is made dense
-    batch by batch.
+    where :math:`f` is the module, :math:`w_i` the weight of a sample and the :math:`\Delta` are the terms of the method. Targets may
+    be an indicator matrix (n, C) of 0 and 1, for several labels per sample; the loss is then binary cross entropy. Training runs in
+    the precision of `X`: give float32 for speed. Sparse input is made dense batch by batch.
 
-    Parameters
-    ----------
-    method : str, default="logcomp"
-        A name in `compensate.METHODS`.
-    hyper : dict or None, default=None
-        Hyper-parameters of the method, such as ``{"lam": 0.1}``. Methods that learn from clean data take it here, as
-        ``{"clean": (X_clean, y_clean)}``. Teachers (`teacher` of distillation, `guess` of guess_label) may be a fitted
-        classifier with `predict_proba` and the same classes, an array with a row per sample, or a torch module, which is
-        given standardized inputs.
-    module : callable or None, default=None
-        Called with the numbers of features and outputs, returns a torch module from (B, features) to (B, outputs):
-        `compensate.models.MLP`, `compensate.models.probe`, or your own function (a named one, for pickling). Outputs are classes,
-        and one more for methods that abstain. Methods that read features need a module with `features` and `head`. By default a
-        network with one hidden layer, or a linear one for fewer than 100 samples or 5 per feature.
-    epochs : int, default=50
-        Passes over the data in `fit`.
-    batch_size : int, default=128
-        Maximum number of samples in a step.
-    lr : float or None, default=None
-        Learning rate of the module; by default it depends on the number of steps
-        (:func:`~compensate.estimators.classifier.default_rate`). The one of the compensation is in `hyper`.
-    optimizer : {"adam", "sgd"}, default="adam"
-    weight_decay : float, default=0.0
-    schedule : {"cosine", "linear", "constant"}, default="cosine"
-        Schedule of the learning rate over the epochs of `fit`; it is constant in `partial_fit`.
-    validation : float, default=0.0
-        Share of held-out samples, with labels as given; the module of the epoch with the best accuracy on them is kept.
-        They are not among the suspects.
-    patience : int or None, default=None
-        `fit` stops after this many epochs in which the validation accuracy, or without validation the training loss (by
-        more than `tol`), has not improved. None never stops: methods with a schedule need all their epochs.
-    tol : float, default=1e-4
-    standardize : bool, default=True
-        Whether to scale each feature to mean 0 and deviation 1. In `partial_fit` the first call determines the scale.
-    random_state : int, RandomState or None, default=None
-        For initial weights, order and dropout.
-    device : str, default="cpu"
-        A device of torch, such as "cuda".
-    verbose : bool, default=False
-        Whether to print a line for each epoch.
-
-    Attributes
-    ----------
-    classes_ : (C,)
-    n_features_in_, feature_names_in_
-        As in scikit-learn.
-    module_ : the trained torch module, which takes standardized inputs
-    criterion_ : the :class:`~compensate.Compensated` criterion with its tables
-    suspects_ : DataFrame of all training samples, most suspect first: index (row of `X`), given, suggested, score, flagged; with
-        several labels per sample a row for each, a column `label`, and given and suggested are 0 or 1
-    multilabel_ : bool, whether the targets were an indicator matrix
-    loss_curve_ : list of float, the mean training loss of each epoch
-    n_iter_ : int, epochs run
-
-    Notes
-    -----
-    A sample of weight 0 is left out, and a sample of weight 2 counts as two (exactly if all samples fit into one batch). Weights
-    multiply losses. They do not affect the rows of single samples, and statistics over samples (means of classes, thresholds of a
-    batch) count each sample once.
+    A sample of weight 0 is left out, and a sample of weight 2 counts as two (exactly if all samples fit into one batch). Weights do
+    not affect the rows of single samples, and statistics over samples count each sample once.
 
     `partial_fit` is one pass over its samples. Tables of samples grow with the stream, and keep all samples in memory. A table acts
     from the second visit of a sample: pass the numbers of repeated samples in the stream as `index`. The first call determines
-    class counts and the length of schedules (`epochs` calls like the first).
+    class counts, the scale of features and the length of schedules (`epochs` calls like the first).
 
-    Examples
-    --------
+    Args:
+        method: a name in `compensate.METHODS`.
+        hyper: hyper-parameters of the method, such as ``{"lam": 0.1}``. Methods that learn from clean data take it as
+            ``{"clean": (X_clean, y_clean)}``. Teachers (`teacher` of distillation, `guess` of guess_label) may be a fitted classifier
+            with `predict_proba` and the same classes, an array with a row per sample, or a torch module of standardized inputs.
+        module: called with the numbers of features and outputs, returns a torch module from (B, features) to (B, outputs):
+            `compensate.models.MLP`, `compensate.models.probe`, or your own function (a named one, for pickling). Outputs are classes,
+            and one more for methods that abstain. Methods that read features need a module with `features` and `head`. By default a
+            network with one hidden layer, or a linear one for fewer than 100 samples or 5 per feature.
+        epochs: passes over the data in `fit`.
+        batch_size: maximum number of samples in a step.
+        lr: learning rate of the module; by default :func:`~compensate.estimators.classifier.default_rate` of the number of steps. The
+            one of the compensation is in `hyper`.
+        optimizer, weight_decay: of the module.
+        schedule: of the learning rate over the epochs of `fit`; it is constant in `partial_fit`.
+        validation: share of held-out samples, which are not among the suspects; the module of the epoch with the best accuracy on
+            their given labels is kept.
+        patience: `fit` stops after this many epochs in which the validation accuracy, or without validation the training loss (by
+            more than `tol`), has not improved. None never stops: methods with a schedule need all their epochs.
+        tol: see `patience`.
+        standardize: whether to scale each feature to mean 0 and deviation 1.
+        random_state: for initial weights, order and dropout.
+        device: of torch, such as "cuda".
+        verbose: whether to print a line for each epoch.
+
+    Attributes:
+        classes_: (C,).
+        module_: the trained torch module, which takes standardized inputs.
+        criterion_: the :class:`~compensate.Compensated` criterion with its tables.
+        suspects_: DataFrame of all training samples, most suspect first: index (row of `X`), given, suggested, score, flagged; with
+            several labels per sample a row for each, a column `label`, and given and suggested are 0 or 1.
+        multilabel_: whether the targets were an indicator matrix.
+        loss_curve_: the mean training loss of each epoch.
+        n_iter_: epochs run.
+
     >>> from sklearn.datasets import make_blobs
     >>> X, y = make_blobs(200, centers=[[0, 0], [6, 6]], random_state=0)
     >>> names = np.array(["cat", "dog"])[y]
@@ -285,39 +147,27 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     >>> model = CompensatedClassifier(epochs=30, random_state=0).fit(X, names)
     >>> sorted(model.suspects_["index"][:5])
     [0, 1, 2, 3, 4]
-    >>> float(model.score(X, np.array(["cat", "dog"])[y]))
-    1.0
 
-    References
-    ----------
-    Yao and Wu, Compensation Learning, 2021, Eqs. (3) to (8); Algorithm 1 for the default method.
+    Reference: Yao and Wu, Compensation Learning, 2021, Eqs. (3) to (8); Algorithm 1 for the default method.
     """
 
-    def __init__(
-        self,
-        method: str = "logcomp",
-        *,
-        hyper: Mapping[str, Any] | None = None,
-        module: Callable[[int, int], nn.Module] | None = None,
-        epochs: int = 50,
-        batch_size: int = 128,
-        lr: float | None = None,
-        optimizer: Literal["adam", "sgd"] = "adam",
-        weight_decay: float = 0.0,
-        schedule: Literal["cosine", "linear", "constant"] = "cosine",
-        validation: float = 0.0,
-        patience: int | None = None,
-        tol: float = 1e-4,
-        standardize: bool = True,
-        random_state: Any = None,
-        device: str = "cpu",
-        verbose: bool = False,
-    ) -> None:
-        self.method, self.hyper, self.module, self.epochs = method, hyper, module, epochs
-        self.batch_size, self.lr, self.optimizer, self.weight_decay = batch_size, lr, optimizer, weight_decay
-        self.schedule, self.validation, self.patience, self.tol = schedule, validation, patience, tol
-        self.standardize, self.random_state, self.device = standardize, random_state, device
-        self.verbose = verbose
+    method: str = "logcomp"
+    _: KW_ONLY
+    hyper: Mapping[str, Any] | None = None
+    module: Callable[[int, int], nn.Module] | None = None
+    epochs: int = 50
+    batch_size: int = 128
+    lr: float | None = None
+    optimizer: Literal["adam", "sgd"] = "adam"
+    weight_decay: float = 0.0
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    validation: float = 0.0
+    patience: int | None = None
+    tol: float = 1e-4
+    standardize: bool = True
+    random_state: Any = None
+    device: str = "cpu"
+    verbose: bool = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -325,28 +175,23 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         tags.classifier_tags.multi_label = True
         return tags
 
-    # --- training ---------------------------------------------------------------------------------------------
-
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> CompensatedClassifier:
         """Trains on samples `X`, (n, d), dense or sparse, and their classes `y`, (n,), of any type, or (n, C) of 0 and 1."""
-        self._check_parameters()
         X, y = self._validated(X, y, reset=True)
         weight = weights(sample_weight, X)
         used = np.flatnonzero(weight > 0)
-        if self.multilabel_:
-            self.classes_, codes = np.arange(y.shape[1]), y.astype(np.int64)
-        else:
-            codes = np.full(len(y), -1)
-            self.classes_, codes[used] = np.unique(y[used], return_inverse=True)
-        if len(self.classes_) < 2 and not self.multilabel_:
-            raise ValueError("The number of classes has to be greater than one; got 1 class")
+        self.classes_ = np.arange(y.shape[1]) if self.multilabel_ else np.unique(y[used])
+        codes = y.astype(np.int64) if self.multilabel_ else np.searchsorted(self.classes_, y)
         self._start(X, codes, weight, used, len(y), stream=False)
-        train, held = self._parted(used, codes)
+        train, held = used, used[:0]
+        if self.validation:
+            kind = ShuffleSplit if self.multilabel_ else StratifiedShuffleSplit
+            split = kind(1, test_size=self.validation, random_state=self._seed())
+            train, held = (used[part] for part in next(split.split(used, codes[used])))
         weight = weight / weight[train].mean()  # the unit of the weights must not affect the learning rate
         parts = {"val": self._samples(X, codes, weight, held)} if len(held) else {}
-        stopping = EarlyStopping(lambda row: row["val_accuracy"], self.patience)
-        if not len(held):
-            stopping = EarlyStopping(lambda row: -row["train_loss"], self.patience, self.tol)
+        score = (lambda row: row["val_accuracy"]) if len(held) else (lambda row: -row["train_loss"])
+        stopping = EarlyStopping(score, self.patience, 0.0 if len(held) else self.tol)
         kept: dict[str, Tensor] = {}
 
         def on_epoch(row: Metrics, best: bool) -> None:
@@ -370,8 +215,8 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         `classes` names all classes of the stream and is needed in the first call. `index`, (n,), numbers the samples in
         the stream from 0; by default all are new. Weights are not normalized; 1 is an ordinary sample.
         """
-        self._check_parameters()
         first = not hasattr(self, "module_")
+        X, y = self._validated(X, y, reset=first)
         known = getattr(self, "classes_", None)
         if known is None and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
@@ -381,13 +226,13 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             raise ValueError(
                 f"classes is {classes!r} and was {known!r} on the first call to partial_fit; leave it out."
             )
-        if len(self.classes_) < 2 and not getattr(self, "multilabel_", False):
-            raise ValueError("The number of classes has to be greater than one; got 1 class")
-        X, y = self._validated(X, y, reset=first)
-        weight = weights(sample_weight, X)
-        codes = self._codes(y)
+        weight, codes = weights(sample_weight, X), self._codes(y)
         used = np.flatnonzero(weight > 0)
-        numbers = self._numbers(index, len(y), 0 if first else self._seen)
+        start = 0 if first else self._seen
+        numbers = np.arange(start, start + len(y)) if index is None else np.asarray(index)
+        if numbers.shape != (len(y),) or numbers.dtype.kind not in "iu" or numbers.min() < 0:
+            raise ValueError(f"index must hold one whole number of at least 0 for each of {len(y)} samples.")
+        numbers = numbers.astype(np.int64)
         if first:
             self._start(X, codes, weight, used, int(numbers.max()) + 1, stream=True)
         else:
@@ -396,7 +241,37 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self
 
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, np.ndarray]:
-        """Samples and targets as arrays; sets `multilabel_`."""
+        """Samples and targets as arrays; sets `multilabel_`.
+
+        Raises if a parameter is not sensible, or if neither the data nor `hyper` gives something that the method needs.
+        """
+        if not isinstance(self.method, str):
+            raise ValueError(f"method must be the name of a method. Got {self.method!r} instead.")
+        if self.hyper is not None and not isinstance(self.hyper, Mapping):
+            raise ValueError(f"hyper must be a dict of hyper-parameters or None. Got {self.hyper!r} instead.")
+        if self.module is not None and (not callable(self.module) or isinstance(self.module, nn.Module)):
+            raise ValueError(
+                "module must be a callable that makes a module from the numbers of features and outputs, such as "
+                f"compensate.models.MLP; every fit makes a new one. Got {self.module!r} instead."
+            )
+        check_parameters(self)
+        row, hyper = find(self.method), self.hyper or {}
+        row.check(name for name in hyper if name != "clean" or "clean" not in row.needs)
+        if "clean" in row.needs and "clean" not in hyper:
+            raise ValueError(
+                f'method "{row.name}" learns from clean data: give trusted samples as hyper={{"clean": (X_clean, y_clean)}}.'
+            )
+        if "group" in row.needs:
+            raise ValueError(f'method "{row.name}" needs the group of each sample, which a classifier does not have.')
+        wanted = inspect.signature(row.build).parameters
+        for name, parameter in wanted.items():
+            if parameter.default is parameter.empty and name not in SIZES and name not in hyper:
+                raise ValueError(
+                    f'method "{row.name}" learns from a teacher: give hyper={{"{name}": ...}}, a fitted classifier with '
+                    "predict_proba, a torch module, or an array with one row per sample."
+                    if "teacher" in row.needs
+                    else f'method "{row.name}" needs a value for {name!r}: give hyper={{"{name}": ...}}.'
+                )
         if sparse.issparse(y):
             y = cast(Any, y).toarray()
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=FLOATS, multi_output=True, reset=reset)
@@ -410,31 +285,9 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             raise ValueError(
                 "y has several labels per sample in some calls and one class in others; give all in one form."
             )
-        row = find(self.method)
-        if several and "base" not in inspect.signature(row.build).parameters:
+        if several and "base" not in wanted:
             row.build(base="bce")  # raises, and names the methods that have this form
         return X, y
-
-    def _check_parameters(self) -> None:
-        if not isinstance(self.method, str):
-            raise ValueError(f"method must be the name of a method. Got {self.method!r} instead.")
-        if self.hyper is not None and not isinstance(self.hyper, Mapping):
-            raise ValueError(f"hyper must be a dict of hyper-parameters or None. Got {self.hyper!r} instead.")
-        if self.module is not None and (not callable(self.module) or isinstance(self.module, nn.Module)):
-            raise ValueError(
-                "module must be a callable that makes a module from the numbers of features and outputs, such as "
-                f"compensate.models.MLP; every fit makes a new one. Got {self.module!r} instead."
-            )
-        check_method(find(self.method), self.hyper or {})
-        check_parameters(
-            self,
-            counts=["epochs", "batch_size", "patience"],
-            positives=["lr"],
-            optional=["lr", "patience"],
-            options={"optimizer": ["adam", "sgd"], "schedule": ["cosine", "linear", "constant"]},
-        )
-        positive(self.weight_decay, "weight_decay", zero=True)
-        check_scalar(self.validation, "validation", Real, min_val=0, max_val=1, include_boundaries="left")
 
     def _codes(self, y: np.ndarray) -> np.ndarray:
         """Classes as numbers (n,), or several labels (n, C)."""
@@ -444,49 +297,30 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                     f"y has {y.shape[1]} labels; expected one column for each of {len(self.classes_)} classes."
                 )
             return y.astype(np.int64)
-        unknown = np.setdiff1d(y, self.classes_)
-        if len(unknown):
+        if len(unknown := np.setdiff1d(y, self.classes_)):
             raise ValueError(f"y contains labels {unknown} that are not among the classes {self.classes_}.")
         return np.searchsorted(self.classes_, y)
 
-    @staticmethod
-    def _numbers(index: Any, n: int, start: int) -> np.ndarray:
-        """(n,) the number of each sample in the stream."""
-        if index is None:
-            return np.arange(start, start + n)
-        numbers = np.asarray(index)
-        if numbers.shape != (n,) or numbers.dtype.kind not in "iu" or numbers.min() < 0:
-            raise ValueError(f"index must hold one whole number of at least 0 for each of {n} samples.")
-        return numbers.astype(np.int64)
-
     def _seed(self) -> int:
         return int(self._random.integers(2**31))
-
-    def _parted(self, used: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows to train on and the held-out rows."""
-        if not self.validation:
-            return used, used[:0]
-        kind = ShuffleSplit if self.multilabel_ else StratifiedShuffleSplit
-        split = kind(1, test_size=self.validation, random_state=self._seed())
-        train, held = next(split.split(used, codes[used]))
-        return used[train], used[held]
 
     def _start(
         self, X: Any, codes: np.ndarray, weight: np.ndarray, used: np.ndarray, num_samples: int, *, stream: bool
     ) -> None:
         """A new module, criterion and optimizer."""
+        if len(self.classes_) < 2 and not self.multilabel_:
+            raise ValueError("The number of classes has to be greater than one; got 1 class")
         row, device, features = find(self.method), torch.device(self.device), X.shape[1]
         self._random = np.random.default_rng(check_random_state(self.random_state).randint(2**31 - 1))
         self._dtype = torch.float32 if X.dtype == np.float32 else torch.float64
-        self._standard = (
-            Standard.of(X[used], weight[used]) if self.standardize else Standard(np.zeros(features), np.ones(features))
-        )
+        self._mean, self._scale = np.zeros(features), np.ones(features)
+        if self.standardize:
+            scaler = StandardScaler(with_mean=not sparse.issparse(X)).fit(X[used], sample_weight=weight[used])
+            self._mean, self._scale = scaler.mean_, scaler.scale_
         hyper = with_teachers(self.hyper or {}, X, self.classes_, stream=stream)
         self._clean = None
-        if CLEAN in hyper:
-            X_clean, y_clean = validate_data(
-                self, *hyper.pop(CLEAN), accept_sparse="csr", dtype=FLOATS, reset=False
-            )  # fmt: skip
+        if "clean" in hyper:
+            X_clean, y_clean = validate_data(self, *hyper.pop("clean"), accept_sparse="csr", dtype=FLOATS, reset=False)
             self._clean = X_clean, self._codes(y_clean)
         outputs = len(self.classes_) + row.extra_outputs
         steps = self.epochs * -(-len(used) // self.batch_size)
@@ -497,15 +331,12 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         else:
             counts = np.bincount(codes[used], weight[used], len(self.classes_))
         with torch.enable_grad(), seeded(self._seed(), device):
-            make = self.module or partial(default_module, len(used))
+            few = len(used) < max(MIN_SAMPLES, MIN_PER_FEATURE * features)
+            make = self.module or partial(MLP, hidden=() if few else HIDDEN)
             module = make(features, outputs).to(device, self._dtype)
-            self._arguments = {
-                "num_classes": len(self.classes_),
-                "class_counts": np.maximum(counts, 1).tolist() if stream else counts.tolist(),
-                **model_sizes(module, self._batch(X, used[:2]).to(device)),
-                "batch_size": self.batch_size,
-                **hyper,
-            }
+            sizes = model_sizes(module, self._batch(X, used[:2]).to(device))
+            sizes |= {"num_classes": len(self.classes_), "batch_size": self.batch_size}
+            self._arguments = {**sizes, "class_counts": np.maximum(counts, 1 if stream else 0).tolist(), **hyper}
             criterion = self._criterion(num_samples)
             scales = [m.scale for m in criterion.modules() if isinstance(m, AngularMargin)]
             if self.module is None and scales:  # angular margins need cosines
@@ -521,15 +352,26 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.n_iter_ = 0
 
     def _grow(self, needed: int) -> None:
-        """Makes room for this many samples, by doubling."""
+        """Makes room for this many samples, by doubling; rows of known samples are kept, others stay new."""
         self._seen = max(self._seen, needed)
         before = len(self._given)
         if needed <= before:
             return
         size = max(needed, 2 * before)
         self._given = np.concatenate([self._given, np.full((size - before, *self._given.shape[1:]), -1)])
+        old = self.criterion_
         with torch.enable_grad(), seeded(self._seed(), torch.device(self.device)):
-            self.criterion_ = take_over(self._criterion(size), self.criterion_)
+            self.criterion_ = self._criterion(size)
+        fresh = dict(self.criterion_.named_modules())
+        with torch.no_grad():
+            for name, module in old.named_modules():
+                for key, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                    target = getattr(fresh[name], key)
+                    rows = isinstance(module, Statistic) and module.merges.get(key) == "rows"
+                    if target.shape == value.shape:
+                        target.copy_(value)
+                    elif isinstance(module, Sample) or rows:
+                        target[: len(value)] = value
         self._learner.adopt(self.criterion_)
 
     def _criterion(self, num_samples: int) -> Compensated:
@@ -542,67 +384,55 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return criterion.to(self.device, self._dtype)
 
     def _batch(self, X: Any, rows: Any) -> Tensor:
-        return torch.from_numpy(self._standard.batch(X, rows)).to(self._dtype)
+        """(B, d) these rows of `X`, dense and standardized."""
+        x = X[rows]
+        x = x if isinstance(x, np.ndarray) else x.toarray()
+        return torch.from_numpy((x - self._mean) / self._scale).to(self._dtype)
 
     def _samples(
         self, X: Any, codes: np.ndarray, weight: np.ndarray, rows: np.ndarray, numbers: np.ndarray | None = None
     ) -> Samples:
         """Some rows of `X`, with their numbers in the stream."""
         unit = bool((weight[rows] == 1).all())
-        samples = Samples(
-            lambda some, _: self._batch(X, some),
-            codes,
-            len(self.classes_),
-            np.arange(len(codes)) if numbers is None else numbers,
-            None if unit else weight,
-        )
-        return samples.subset(rows)
-
-    def _clean_batch(self, seed: int, step: int) -> tuple[Tensor, Tensor]:
-        assert self._clean is not None
-        X, codes = self._clean
-        rows = generator(seed, "clean", step).permutation(len(codes))[: self.batch_size]
-        return self._batch(X, rows), torch.from_numpy(codes[rows])
+        numbers = np.arange(len(codes)) if numbers is None else numbers
+        given = codes, len(self.classes_), numbers, None if unit else weight
+        return Samples(lambda some, _: self._batch(X, some), *given).subset(rows)
 
     def _train(self, samples: Samples, epochs: int, schedule: str, **options: Any) -> None:
         """Trains on the samples, with the options of `Trainer`."""
         self._given[samples.index] = samples.labels
         seed, size = self._seed(), self.batch_size
+
+        def clean(step: int) -> tuple[Tensor, Tensor]:
+            assert self._clean is not None
+            X, codes = self._clean
+            rows = generator(seed, "clean", step).permutation(len(codes))[:size]
+            return self._batch(X, rows), torch.from_numpy(codes[rows])
+
         with torch.enable_grad(), seeded(seed, torch.device(self.device)):
             trainer = Trainer(
-                self._learner,
-                samples,
-                epochs=epochs,
+                self._learner, samples, epochs=epochs,
                 order=lambda epoch: even_batches(len(samples), size, seed=seed, epoch=epoch),
-                rate=partial(rate, self._lr, schedule=schedule),
-                clean=partial(self._clean_batch, seed),
-                **options,
-            )
+                rate=partial(rate, self._lr, schedule=schedule), clean=clean, **options,
+            )  # fmt: skip
             trainer.run()
         self._learner.train(False)
         self.loss_curve_ += [row["train_loss"] for row in trainer.history]
         self.n_iter_ = len(self.loss_curve_)
 
-    # --- predictions ------------------------------------------------------------------------------------------
-
     def predict_proba(self, X: Any) -> np.ndarray:
         """(n, C) the probability of each class, in the order of `classes_`; with several labels per sample, of each label."""
-        logits = self._logits(X)
-        return (logits.sigmoid() if self.multilabel_ else logits.softmax(-1)).numpy()
-
-    def _logits(self, X: Any) -> Tensor:
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=FLOATS, reset=False)
-        labels = np.zeros(X.shape[0], np.int64)  # not used
-        samples = Samples(lambda rows, _: self._batch(X, rows), labels, len(self.classes_))
-        return predict(self.module_, samples, device=self.device).double()
+        unused = np.zeros(X.shape[0], np.int64)
+        samples = Samples(lambda rows, _: self._batch(X, rows), labels=unused, num_classes=len(self.classes_))
+        logits = predict(self.module_, samples, device=self.device).double()
+        return (logits.sigmoid() if self.multilabel_ else logits.softmax(-1)).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """(n,) the likeliest class of each row of `X`; with several labels per sample (n, C), 1 above a probability of one half."""
-        check_is_fitted(self)
-        if self.multilabel_:
-            return (self.predict_proba(X) > 0.5).astype(int)
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        p = self.predict_proba(X)
+        return (p > 0.5).astype(int) if self.multilabel_ else self.classes_[p.argmax(1)]
 
     @property
     def suspects_(self) -> pd.DataFrame:
@@ -612,15 +442,15 @@ class CompensatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         check_is_fitted(self)
         assert self.criterion_.record is not None
         suspects = self.criterion_.record.suspects()
-        index, suggested = suspects.index.cpu().numpy(), suspects.suggested.cpu().numpy()
+        names = ("index", "suggested", "score", "flagged")
+        index, suggested, score, flagged = (getattr(suspects, name).cpu().numpy() for name in names)
         columns = {"index": index}
         if suspects.label is None:
             columns |= {"given": self.classes_[self._given[index]], "suggested": self.classes_[suggested]}
         else:
             label = suspects.label.cpu().numpy()
             columns |= {"label": self.classes_[label], "given": self._given[index, label], "suggested": suggested}
-        columns |= {"score": suspects.score.cpu().numpy(), "flagged": suspects.flagged.cpu().numpy()}
-        return pd.DataFrame(columns)
+        return pd.DataFrame(columns | {"score": score, "flagged": flagged})
 
     def plot(self, ax: Any = None) -> Any:
         """A histogram of the scores of the training samples, flagged and others."""

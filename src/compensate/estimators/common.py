@@ -1,11 +1,9 @@
-"""Code shared by the estimators: weighted statistics, checks of parameters, kernels as coordinates, and plots."""
+"""Code shared by the estimators: compensation of residuals, weighted statistics, checks, kernels as coordinates, and plots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from sklearn.kernel_approximation import RBFSampler
@@ -13,39 +11,58 @@ from sklearn.metrics.pairwise import pairwise_kernels
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_non_negative, check_scalar
 
+from compensate.core.proximal import TINY, row_norm
 from compensate.extras import require
 
-# --- statistics with weights ---------------------------------------------------------------------------------------
+
+def residual_sizes(v: np.ndarray, penalty: str) -> np.ndarray:
+    """The sizes of residuals (n, d) that a penalty acts on: of entries (n, d) for l1, of rows (n, 1) for l2 and l0."""
+    return np.abs(v) if penalty == "l1" else row_norm(v)
 
 
-def weighted_quantile(values: np.ndarray, q: float, weights: np.ndarray | None = None) -> float:
+def share_left(r: np.ndarray, t: float, penalty: str) -> np.ndarray:
+    """The share of residuals of size `r` that their best compensation leaves; see `residual_cost`."""
+    return np.where(r > t, 0.0 if penalty == "l0" else t / np.maximum(r, TINY), 1.0)
+
+
+def compensation(v: np.ndarray, t: float, penalty: str) -> np.ndarray:
+    r"""The best :math:`o_i` for residuals :math:`v_i`, the rows of (n, d); see `residual_cost`."""
+    return (share_left(residual_sizes(v, penalty), t, penalty) - 1) * v
+
+
+def residual_cost(r: np.ndarray, t: float, penalty: str) -> np.ndarray:
+    r"""The cost of residuals of size `r` with their best compensation, :math:`\min_o (r+o)^2 + 2t|o|`.
+
+    This is twice Huber's loss. With l0 a compensation costs :math:`t^2` whatever its size.
+    """
+    return np.minimum(r**2, t**2) if penalty == "l0" else r**2 - np.maximum(r - t, 0) ** 2
+
+
+def weighted_quantile(values: np.ndarray, q: float, weights: np.ndarray) -> float:
     """The smallest value with at least a share `q` of the weight at or below it.
 
     A weight of 2 counts exactly as two samples and a weight of 0 as none, in any order.
 
-    >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), 0.5)
-    2.0
     >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), 0.5, np.array([4.0, 1.0, 1.0]))
     3.0
     """
-    if weights is None:
-        # The factor keeps rounding from increasing the rank when q * n is whole.
-        rank = max(int(np.ceil(q * len(values) * (1 - 1e-12))) - 1, 0)
+    q *= 1 - 1e-12  # rounding must not increase the rank where q * n is whole
+    if weights.min() == weights.max():
+        rank = max(int(np.ceil(q * len(values))) - 1, 0)
         return float(np.partition(values, rank)[rank])
     order = np.argsort(values, kind="stable")
     order = order[weights[order] > 0]
     mass = np.cumsum(weights[order])
-    rank = int(np.searchsorted(mass, q * mass[-1] * (1 - 1e-12)))
+    rank = int(np.searchsorted(mass, q * mass[-1]))
     return float(values[order[min(rank, len(order) - 1)]])
 
 
-def mad(residuals: np.ndarray, weights: np.ndarray | None = None) -> float:
-    r"""Robust standard deviation of residuals: the median of :math:`|r_i|` over 0.6745.
+def mad(residuals: np.ndarray, weights: np.ndarray) -> float:
+    r"""Robust standard deviation of residuals: the median of :math:`|r_i|` over 0.6745, as for normal residuals.
 
-    The constant makes it the standard deviation of normal residuals, which are centered already. If more than half of the
-    residuals vanish, the mean of :math:`|r_i|`, scaled likewise, replaces the median.
+    If more than half of the residuals vanish, the mean of :math:`|r_i|`, scaled likewise, replaces the median.
 
-    >>> round(mad(np.array([-0.6745, 0.6745, 0.6745, 0.1, 1e6])), 3)
+    >>> round(mad(np.array([-0.6745, 0.6745, 0.6745, 0.1, 1e6]), np.ones(5)), 3)
     1.0
     """
     size = np.abs(residuals)
@@ -53,69 +70,40 @@ def mad(residuals: np.ndarray, weights: np.ndarray | None = None) -> float:
     return middle / 0.6744897501960817 if middle > 0 else float(np.average(size, weights=weights)) / 0.7978845608028654
 
 
-# --- checks --------------------------------------------------------------------------------------------------------
+def least_squares(A: np.ndarray, Y: np.ndarray, w: np.ndarray) -> np.ndarray:
+    r"""The B, (d,) or (d, m), with the least :math:`\sum_i w_i \|y_i - B^T a_i\|^2`."""
+    root = np.sqrt(w)
+    return np.linalg.lstsq((A.T * root).T, (Y.T * root).T, rcond=None)[0]
 
 
-def one_of(value: object, name: str, options: Iterable[object]) -> None:
-    """Raises unless `value` is one of `options`.
+RANGES = {"tol": np.inf, "coef0": np.inf, "weight_decay": np.inf, "contamination": 0.5, "validation": 1.0}
+"""Upper bounds, not included, of the parameters that may be zero."""
 
-    >>> one_of("l3", "penalty", ["l1", "l2"])
-    Traceback (most recent call last):
-    ...
-    ValueError: The 'penalty' parameter must be one of {'l1', 'l2'}. Got 'l3' instead.
+
+def check_parameters(estimator: Any) -> None:
+    """Raises unless the parameters of an estimator have sensible values, by the types of its `__init__`.
+
+    Whole numbers are at least 1, other numbers above zero unless they are in `RANGES`, and a `Literal` lists its options.
     """
-    options = list(options)
-    if not any(value is option or (type(value) is type(option) and value == option) for option in options):
-        listed = ", ".join(repr(option) for option in options)
-        raise ValueError(f"The {name!r} parameter must be one of {{{listed}}}. Got {value!r} instead.")
-
-
-def positive(value: Any, name: str, *, zero: bool = False) -> None:
-    """Raises unless `value` is a real number above zero, or zero if `zero` is true.
-
-    >>> positive(-1.0, "lam")
-    Traceback (most recent call last):
-    ...
-    ValueError: lam == -1.0, must be > 0.
-    """
-    check_scalar(value, name, Real, min_val=0, include_boundaries="left" if zero else "neither")
-    if np.isnan(value):
-        raise ValueError(f"{name} == {value}, must be {'>=' if zero else '>'} 0.")
-
-
-def check_parameters(
-    estimator: Any,
-    *,
-    counts: Iterable[str] = (),
-    positives: Iterable[str] = (),
-    optional: Iterable[str] = (),
-    options: Mapping[str, Iterable[object]] | None = None,
-) -> None:
-    """Raises unless the parameters of an estimator have sensible values.
-
-    Args:
-        estimator: `tol` and `contamination` are checked if it has them.
-        counts: names of whole numbers of at least 1.
-        positives: names of numbers above zero.
-        optional: names of `counts` and `positives` that may be None.
-        options: the allowed values of other parameters.
-    """
-    for name in (*counts, *positives):
-        value = getattr(estimator, name)
-        if value is None and name in optional:
+    hints = get_type_hints(type(estimator))
+    for name, value in estimator.get_params(deep=False).items():
+        kinds = (hints[name],) if get_origin(hints[name]) in (None, Literal) else get_args(hints[name])
+        options = [option for kind in kinds if get_origin(kind) is Literal for option in get_args(kind)]
+        if (value is None and type(None) in kinds) or (isinstance(value, str) and value in options):
             continue
-        if name in counts:
+        if int in kinds:
             check_scalar(value, name, Integral, min_val=1)
-        else:
-            positive(value, name)
-    if hasattr(estimator, "tol"):
-        positive(estimator.tol, "tol", zero=True)
-    if hasattr(estimator, "contamination"):
-        check_scalar(
-            estimator.contamination, "contamination", Real, min_val=0, max_val=0.5, include_boundaries="left"
-        )  # fmt: skip
-    for name, values in (options or {}).items():
-        one_of(getattr(estimator, name), name, values)
+        elif float in kinds and name in RANGES:
+            check_scalar(value, name, Real, min_val=0, max_val=RANGES[name], include_boundaries="left")
+        elif float in kinds:
+            check_scalar(value, name, Real, min_val=0, include_boundaries="neither")
+        elif options:
+            listed = ", ".join(repr(option) for option in options)
+            raise ValueError(f"The {name!r} parameter must be one of {{{listed}}}. Got {value!r} instead.")
+        if float in kinds and np.isnan(value):
+            raise ValueError(f"{name} == {value}, must be a number.")
+    if getattr(estimator, "random_features", None) is not None and estimator.kernel != "rbf":
+        raise ValueError(f"random_features needs kernel='rbf'. Got kernel={estimator.kernel!r}.")
 
 
 def weights(sample_weight: Any, X: Any) -> np.ndarray:
@@ -132,99 +120,59 @@ def weights(sample_weight: Any, X: Any) -> np.ndarray:
     return checked
 
 
-# --- kernels -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
 class KernelMap:
     r"""Coordinates of a kernel: a linear method on `Z` is the kernel method on `X`.
 
     With the eigenvectors of the kernel matrix, :math:`K = U \Lambda U^T`, the rows of :math:`Z = U \Lambda^{1/2}` have the
-    inner products of the feature space, :math:`Z Z^T = K`. This costs :math:`O(n^3)` once; for many samples `sampler` holds
-    random Fourier features of the rbf kernel instead (Rahimi and Recht, 2007).
-
-    >>> X = np.array([[0.0, 1.0], [1.0, 1.0], [3.0, 0.0]])
-    >>> Z = KernelMap.exact(X, "poly", {"gamma": 1.0, "degree": 2, "coef0": 1.0})(X)
-    >>> bool(np.allclose(Z @ Z.T, (X @ X.T + 1) ** 2))
-    True
+    inner products of the feature space, :math:`Z Z^T = K`. This costs :math:`O(n^3)` once; with `random_features` of the estimator they
+    are random Fourier features of the rbf kernel instead (Rahimi and Recht, 2007). `gamma="scale"` is as in `sklearn.svm.SVC`.
     """
 
-    kernel: str
-    params: dict[str, Any]
-    anchors: np.ndarray | None = None
-    axes: np.ndarray | None = None
-    sampler: RBFSampler | None = None
-
-    @classmethod
-    def exact(cls, X: np.ndarray, kernel: str, params: dict[str, Any]) -> KernelMap:
-        """Exact coordinates from the samples `X`, (n, d)."""
-        values, vectors = np.linalg.eigh(pairwise_kernels(X, metric=kernel, **params))
+    def __init__(self, estimator: Any, X: np.ndarray, w: np.ndarray, random_state: Any) -> None:
+        gamma = estimator.gamma
+        if gamma == "scale":
+            each = np.broadcast_to(w[:, None], X.shape)
+            variance = np.average((X - np.average(X, weights=each)) ** 2, weights=each)
+            gamma = 1.0 / (X.shape[1] * variance) if variance > 0 else 1.0
+        self.sampler = None
+        if estimator.random_features is not None:
+            random = check_random_state(random_state)
+            self.sampler = RBFSampler(gamma=gamma, n_components=estimator.random_features, random_state=random).fit(X)
+            return
+        options = {"gamma": gamma, "degree": estimator.degree, "coef0": estimator.coef0}
+        self.options = {"metric": estimator.kernel, "filter_params": True, **options}
+        values, vectors = np.linalg.eigh(pairwise_kernels(X, **self.options))
         # Smaller eigenvalues are rounding errors, which a division by their root would amplify.
         kept = values > 1e-10 * max(values[-1], np.finfo(float).tiny)
-        return cls(kernel, params, X, vectors[:, kept] / np.sqrt(values[kept]))
-
-    @classmethod
-    def fit(cls, estimator: Any, X: np.ndarray, w: np.ndarray, random_state: Any) -> KernelMap:
-        """The map for an estimator's `kernel`, `gamma`, `degree`, `coef0` and `random_features`.
-
-        `gamma="scale"` is 1 / (features * variance), as in `sklearn.svm.SVC`.
-        """
-        kernel, gamma, params = estimator.kernel, estimator.gamma, {}
-        if kernel != "linear":
-            if gamma == "scale":
-                each = np.broadcast_to(w[:, None], X.shape)
-                variance = np.average((X - np.average(X, weights=each)) ** 2, weights=each)
-                gamma = 1.0 / (X.shape[1] * variance) if variance > 0 else 1.0
-            positive(gamma, "gamma")
-            params = {"gamma": gamma}
-        if kernel == "poly":
-            check_parameters(estimator, counts=["degree"])
-            positive(estimator.coef0, "coef0", zero=True)
-            params |= {"degree": estimator.degree, "coef0": estimator.coef0}
-        if estimator.random_features is None:
-            return cls.exact(X, kernel, params)
-        sampler = RBFSampler(
-            gamma=gamma, n_components=estimator.random_features, random_state=check_random_state(random_state)
-        )
-        return cls(kernel, params, sampler=sampler.fit(X))
+        self.anchors, self.axes = X, vectors[:, kept] / np.sqrt(values[kept])
 
     def __call__(self, X: np.ndarray) -> np.ndarray:
         if self.sampler is not None:
             return self.sampler.transform(X)
-        return pairwise_kernels(X, self.anchors, metric=self.kernel, **self.params) @ self.axes
+        return pairwise_kernels(X, self.anchors, **self.options) @ self.axes
 
     def outside(self, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
         """The squared length of each sample outside the span of the fitted ones, (n,)."""
         if self.sampler is not None:
             return np.zeros(len(X))
         square = np.einsum("ij,ij->i", X, X)
-        if self.kernel == "rbf":
+        if self.options["metric"] == "rbf":
             square = np.ones(len(X))
-        elif self.kernel == "poly":
-            square = (self.params["gamma"] * square + self.params["coef0"]) ** self.params["degree"]
+        elif self.options["metric"] == "poly":
+            square = (self.options["gamma"] * square + self.options["coef0"]) ** self.options["degree"]
         return np.maximum(square - np.einsum("ij,ij->i", Z, Z), 0)
 
-
-def check_random_features(estimator: Any) -> None:
-    """Raises unless `random_features` is None, or a number with the rbf kernel."""
-    check_parameters(estimator, counts=["random_features"], optional=["random_features"])
-    if estimator.random_features is not None and estimator.kernel != "rbf":
-        raise ValueError(f"random_features needs kernel='rbf'. Got kernel={estimator.kernel!r}.")
-
-
-# --- plots ---------------------------------------------------------------------------------------------------------
 
 # The palette of Okabe and Ito. Outliers are drawn as crosses: color is never the only sign.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C7A00", "#555555")
 OUTLIER = "#B00020"
 
 
-def axes(ax: Any, title: str, *, size: tuple[float, float] = (5.2, 4.2), depth: bool = False) -> Any:
+def axes(ax: Any, title: str, *, depth: bool = False) -> Any:
     """The given axes, or new ones; three-dimensional if `depth`."""
     if ax is None:
         plt = require("matplotlib.pyplot", "drawing", "plots")
-        options = {"projection": "3d"} if depth else {}
-        _, ax = plt.subplots(figsize=size, layout="constrained", subplot_kw=options)
+        _, ax = plt.subplots(figsize=(5.2, 4.2), layout="constrained", subplot_kw={"projection": "3d"} if depth else {})
     ax.set_title(title, fontsize=10, loc="left")
     if not depth:
         ax.spines[["top", "right"]].set_visible(False)
@@ -237,13 +185,7 @@ def color(k: int) -> str:
 
 
 def plane(X: np.ndarray, *others: np.ndarray) -> list[np.ndarray]:
-    """Two columns to draw, of all arrays: the features themselves, or the plane of greatest variance of `X`.
-
-    >>> X = np.zeros((5, 3)); X[:, 2] = range(5)
-    >>> flat, = plane(X)
-    >>> flat.shape, round(float(np.ptp(flat[:, 0])), 6)
-    ((5, 2), 4.0)
-    """
+    """Two columns to draw, of all arrays: the features themselves, or the plane of greatest variance of `X`."""
     if X.shape[1] == 1:
         return [np.column_stack([A, np.zeros(len(A))]) for A in (X, *others)]
     if X.shape[1] == 2:

@@ -6,25 +6,18 @@ from typing import Any
 
 from compensate.core.criterion import Compensated
 from compensate.errors import InputError
-from compensate.integrations.common import CALL_META_STEP, CriterionHooks, loader_length
+from compensate.integrations import UNEVEN, CriterionHooks, loader_length
 
 
 def prepare(
-    accelerator: Any,
-    criterion: Compensated,
-    loader: Any = None,
-    *,
-    epochs: int | None = None,
-    optimizer: Any = None,
-    own_meta: bool = False,
-    fixed_labels: bool = True,
-) -> Compensated:
+    accelerator: Any, criterion: Compensated, loader: Any = None, *, epochs: int | None = None,
+    optimizer: Any = None, own_meta: bool = False, fixed_labels: bool = True,
+) -> Compensated:  # fmt: skip
     """Moves the criterion to the device, sets its clock, adds it to checkpoints and checks its index in every batch.
 
-    Use it instead of `accelerator.prepare`, which would wrap the criterion for several processes. Then call the criterion as usual, and
-    `criterion.end_epoch()` after each epoch. With several processes write ``criterion(*together(model(x), target, index))``, with
-    :func:`compensate.training.together`; the first batch raises an error otherwise. Samples that accelerate repeats to fill the last
-    batch of an epoch are left out. To resume, call `prepare` first and `accelerator.load_state` afterwards.
+    Then call the criterion as usual, and `criterion.end_epoch()` after each epoch; do not give it to `accelerator.prepare`. With several
+    processes write ``criterion(*together(model(x), target, index))``, with :func:`compensate.training.together`; samples that accelerate
+    repeats to fill the last batch of an epoch are left out. To resume, call `prepare` first and `accelerator.load_state` afterwards.
 
     Args:
         accelerator: an `accelerate.Accelerator`.
@@ -69,10 +62,7 @@ def prepare(
     hooks.index_check.whole = accelerator.num_processes > 1
     if accelerator.num_processes > 1:
         if not accelerator.even_batches:
-            raise InputError(
-                "even_batches=False gives the processes slices of different sizes, which cannot be gathered. Leave it out: "
-                "samples that are repeated to fill the last batch do not count in the loss."
-            )
+            raise InputError(UNEVEN)
         source = loader if loader is not None else accelerator.gradient_state
 
         def kept(size: int) -> slice | None:
@@ -84,6 +74,7 @@ def prepare(
     optimizers: list[Any] = [optimizer] if hasattr(optimizer, "param_groups") else list(optimizer or ())
     size = loader_length(loader)
     total = None if size is None or epochs is None else epochs * size
-    hooks.begin(total=total, optimizers=optimizers, own_meta=own_meta, remedy=CALL_META_STEP)
+    remedy = "Call compensate.meta_step(criterion, model, batch, clean_batch, lr=...) before each step, and pass own_meta=True."
+    hooks.begin(total=total, optimizers=optimizers, own_meta=own_meta, remedy=remedy)
     accelerator.register_for_checkpointing(hooks)
     return criterion

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from compensate.core.criterion import Compensated
 from compensate.errors import InputError
 from compensate.extras import stand_in
-from compensate.integrations.common import DROP_LAST, CriterionHooks, batches_of_steps, loader_length, repeated
+from compensate.integrations import CriterionHooks, batches_of_steps, loader_length, repeated
 from compensate.training.distributed import Exchange
 
 try:
@@ -24,8 +24,8 @@ except ModuleNotFoundError:  # pragma: no cover
 class CompensationCallback(Callback):
     """Sets the clock of a criterion, ends its epochs, takes its meta steps, stores its state and checks its index.
 
-    The criterion is an attribute of the module, called in `training_step`. In `validation_step` it is in evaluation mode, like the
-    module, and gives the plain loss.
+    The criterion is an attribute of the module, called in `training_step`; `validation_step` gets the plain loss. Samples that a
+    distributed sampler repeats at the end of an epoch are left out.
 
     Args:
         criterion: a criterion outside the module; the callback then moves and stores it.
@@ -36,8 +36,6 @@ class CompensationCallback(Callback):
         fixed_labels: false if labels change on purpose during the training.
         exchange: with several processes, each evaluates its own slice of the batch; the copies of the criterion are merged after
             each epoch and before each checkpoint. False if `training_step` uses :func:`compensate.training.together`.
-
-    Samples that a distributed sampler repeats at the end of an epoch are left out.
 
     >>> import torch, lightning as L
     >>> from compensate import methods
@@ -63,24 +61,17 @@ class CompensationCallback(Callback):
     """
 
     def __init__(
-        self,
-        criterion: Compensated | None = None,
-        *,
-        clean: Iterable[Any] | None = None,
-        meta_optimizer: torch.optim.Optimizer | None = None,
-        own_meta: bool = False,
-        fixed_labels: bool = True,
+        self, criterion: Compensated | None = None, *, clean: Iterable[Any] | None = None,
+        meta_optimizer: torch.optim.Optimizer | None = None, own_meta: bool = False, fixed_labels: bool = True,
         exchange: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.criterion, self.own_meta, self.exchange = criterion, own_meta, exchange
         self._options: dict[str, Any] = {"clean": clean, "meta_optimizer": meta_optimizer, "fixed_labels": fixed_labels}
-        self._hooks: CriterionHooks | None = None
+        self.hooks: Any = None  # the `CriterionHooks`, once `setup` has found the criterion
         self._exchange: Exchange | None = None
-        self._last = False
-        """True in the last batch of an epoch."""
-        self._loose = False
-        """True if the criterion is not registered in the module."""
+        self._last = False  # in the last batch of an epoch
+        self._loose = False  # for a criterion that is not part of the module
 
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
         """Finds the criterion, before a checkpoint is read and before the module is copied to several processes."""
@@ -88,13 +79,12 @@ class CompensationCallback(Callback):
         if self.criterion is None and len(registered) != 1:
             count = f"{len(registered)} criteria" if registered else "no criterion"
             raise InputError(
-                f"{type(pl_module).__name__} has {count} of compensate among its attributes; expected one. Write self.criterion = ... "
-                "in its __init__, or pass it: CompensationCallback(criterion)."
+                f"{type(pl_module).__name__} has {count} of compensate; expected one: write self.criterion = ... in its __init__, or pass it."
             )
         criterion = self.criterion or registered[0]
         self._loose = all(c is not criterion for c in registered)
-        if self._hooks is None or self._hooks.criterion is not criterion:
-            self._hooks = CriterionHooks(criterion, **self._options)
+        if self.hooks is None or self.hooks.criterion is not criterion:
+            self.hooks = CriterionHooks(criterion, **self._options)
         if not self._loose and trainer.world_size > 1:
             # DDP must not overwrite the tables of all processes with the tables of the first.
             name = next(name for name, module in pl_module.named_modules() if module is criterion)
@@ -102,27 +92,15 @@ class CompensationCallback(Callback):
             known = getattr(pl_module, "_ddp_params_and_buffers_to_ignore", ())
             pl_module._ddp_params_and_buffers_to_ignore = [*known, *ignored]  # type: ignore[assignment]
 
-    @property
-    def hooks(self) -> CriterionHooks:
-        """The hooks of the criterion."""
-        if self._hooks is None:
-            raise InputError("the callback has no module yet; pass it to Trainer(callbacks=[...]) and call fit.")
-        return self._hooks
-
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Sets the clock, and checks the optimizers."""
         criterion = self.hooks.criterion
         if self._loose:
-            criterion.to(pl_module.device)
-            criterion.train()
-        progress = trainer.fit_loop.epoch_loop.batch_progress.total
+            criterion.to(pl_module.device).train()
+        done = trainer.fit_loop.epoch_loop.batch_progress.total.completed
         self.hooks.begin(
-            total=_total(trainer),
-            done=progress.completed,
-            epochs=trainer.current_epoch,
-            optimizers=trainer.optimizers,
-            own_meta=self.own_meta,
-        )
+            total=_total(trainer), done=done, epochs=trainer.current_epoch, optimizers=trainer.optimizers, own_meta=self.own_meta
+        )  # fmt: skip
         self._exchange = Exchange(criterion) if self.exchange and trainer.world_size > 1 else None
         if trainer.world_size > 1:
             self._leave_out_padding(trainer)
@@ -133,12 +111,11 @@ class CompensationCallback(Callback):
             return
         if len(loaders) > 1 or self.hooks.clean is not None:
             raise InputError(
-                "the sampler repeats samples to give every process the same number, and they would count twice: they cannot be "
-                f"identified in meta steps and with several training loaders. {DROP_LAST}"
+                "the sampler repeats samples, which cannot be identified in meta steps and with several training loaders. Use "
+                "sampler=torch.utils.data.DistributedSampler(dataset, drop_last=True), and Trainer(use_distributed_sampler=False)."
             )
-        (loader,) = loaders
-        processes, rank, extra = trainer.world_size, trainer.global_rank, repeated(loader)
-        repeats = rank >= processes - extra
+        processes, extra = trainer.world_size, repeated(loaders[0])
+        repeats = trainer.global_rank >= processes - extra
 
         def kept_of_slice(size: int) -> slice | None:
             return slice(0, size - 1) if self._last and repeats else None
@@ -152,10 +129,7 @@ class CompensationCallback(Callback):
             again = {(r + 1) * (size // processes) - 1 for r in range(processes - extra, processes)}
             return torch.tensor([row for row in range(size) if row not in again])
 
-        if self.exchange:
-            self.hooks.leave_out(kept_of_slice, share)
-        else:
-            self.hooks.leave_out(kept_of_all)
+        self.hooks.leave_out(*(kept_of_slice, share) if self.exchange else (kept_of_all,))
 
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
         """Takes the meta step before the training step, if there are clean data."""
@@ -165,8 +139,8 @@ class CompensationCallback(Callback):
             return
         if not isinstance(batch, tuple | list) or len(batch) < 2:
             raise InputError(
-                f"the training batch is a {type(batch).__name__}; meta steps of the callback read (x, target, index). Call "
-                "compensate.meta_step in training_step instead, and pass own_meta=True."
+                f"the training batch is a {type(batch).__name__}; expected (x, target, index). Else call compensate.meta_step in "
+                "training_step, and pass own_meta=True."
             )
         self.hooks.meta(pl_module, tuple(batch), trainer.optimizers[0].param_groups[0]["lr"])
 
@@ -174,18 +148,15 @@ class CompensationCallback(Callback):
         """Ends the epoch of the criterion."""
         self.hooks.catch_up(trainer.current_epoch + 1, None if self._exchange is None else self._exchange.end_epoch)
 
-    def _evaluate(self, evaluating: bool) -> None:
+    def on_validation_start(self, trainer: Any, pl_module: nn.Module, *, evaluating: bool = True) -> None:
+        """Evaluation batches must not change a row."""
         self.hooks.index_check.evaluating = evaluating
         if self._loose:
             self.hooks.criterion.train(not evaluating)
 
-    def on_validation_start(self, trainer: Any, pl_module: nn.Module) -> None:
-        """Evaluation batches must not change a row."""
-        self._evaluate(True)
-
     def on_validation_end(self, trainer: Any, pl_module: nn.Module) -> None:
         """Training continues."""
-        self._evaluate(False)
+        self.on_validation_start(trainer, pl_module, evaluating=False)
 
     on_test_start = on_predict_start = on_validation_start
     on_test_end = on_predict_end = on_validation_end
@@ -197,19 +168,15 @@ class CompensationCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the hooks that is not in the module's state."""
-        if self._hooks is None:
-            return {}
-        state = self._hooks.state_dict()
+        state = {} if self.hooks is None else self.hooks.state_dict()
         if not self._loose:
-            del state["criterion"]  # part of the module's
+            state.pop("criterion", None)  # part of the module's state
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores a state, after the module."""
-        if state_dict and "criterion" not in state_dict:
-            state_dict = {**state_dict, "criterion": self.hooks.criterion.state_dict()}
-        if state_dict:
-            self.hooks.load_state_dict(state_dict)
+        if state_dict:  # the module's state may hold the criterion
+            self.hooks.load_state_dict({"criterion": self.hooks.criterion.state_dict(), **state_dict})
 
 
 def _loaders(given: Any) -> list[Any]:

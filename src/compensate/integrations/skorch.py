@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, default_collate
 
 from compensate import methods
 from compensate.errors import InputError
 from compensate.extras import stand_in
-from compensate.integrations.common import CriterionHooks, loader_length
+from compensate.integrations import CriterionHooks, loader_length
 from compensate.terms.meta import networks
 
 try:
@@ -41,10 +41,8 @@ class CompensatedNet(NeuralNetClassifier):
         clean: ``(X, y)`` or a data set of trusted samples, for methods with meta steps.
         fixed_labels: false if labels change on purpose between visits of a sample.
 
-    The index of a sample is its row in the `X` given to `fit`, also after `train_split`. Validation gives the plain loss, and
+    The index of a sample is its row in the `X` (N, ...) given to `fit`, also after `train_split`. Validation gives the plain loss, and
     `predict_proba` the softmax.
-
-    Shapes: X (N, ...), y (N,).
 
     >>> import numpy as np, torch
     >>> net = CompensatedNet(torch.nn.Linear, module__in_features=4, module__out_features=3, max_epochs=2, verbose=0)
@@ -56,15 +54,9 @@ class CompensatedNet(NeuralNetClassifier):
     """
 
     def __init__(
-        self,
-        module: Any,
-        *args: Any,
-        criterion: Callable[..., Any] = methods.logcomp,
-        clean: Any = None,
-        fixed_labels: bool = True,
-        predict_nonlinearity: Any = probabilities,
-        **kwargs: Any,
-    ) -> None:
+        self, module: Any, *args: Any, criterion: Callable[..., Any] = methods.logcomp, clean: Any = None,
+        fixed_labels: bool = True, predict_nonlinearity: Any = probabilities, **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(module, *args, criterion=criterion, predict_nonlinearity=predict_nonlinearity, **kwargs)
         self.clean, self.fixed_labels = clean, fixed_labels
 
@@ -73,15 +65,11 @@ class CompensatedNet(NeuralNetClassifier):
         given = self.get_params_for("criterion")
         if not isinstance(self.criterion, torch.nn.Module):
             wanted = inspect.signature(self.criterion).parameters
-            known = getattr(self, "_sizes", {})
-            given = {**{k: v for k, v in known.items() if k in wanted}, **given}
-            needed = [
-                k for k, p in wanted.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY and k not in given
-            ]
-            if needed:
+            given = {**{k: v for k, v in getattr(self, "_sizes", {}).items() if k in wanted}, **given}
+            required = (k for k, p in wanted.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY)
+            if needed := ", ".join(k for k in required if k not in given):
                 raise InputError(
-                    f"the criterion needs {', '.join(needed)}: call fit, which knows the data, or write "
-                    f"criterion__{needed[0]}=..."
+                    f"the criterion needs {needed}: call fit, which knows the data, or write criterion__NAME=..."
                 )
         self.criterion_ = self.initialized_instance(self.criterion, given)
         self.hooks_ = CriterionHooks(self.criterion_, fixed_labels=self.fixed_labels)
@@ -90,9 +78,7 @@ class CompensatedNet(NeuralNetClassifier):
     def get_all_learnable_params(self) -> Iterator[tuple[str, Any]]:
         """The parameters of the module, and of the criterion except for meta steps."""
         meta = [t.weight for t in self.criterion_.tables() if t.update == "meta"]
-        if self.clean is not None:
-            meta += networks(self.criterion_)
-        kept = {id(p) for p in meta}
+        kept = {id(p) for p in [*meta, *(networks(self.criterion_) if self.clean is not None else ())]}
         return ((name, p) for name, p in super().get_all_learnable_params() if id(p) not in kept)
 
     def fit(self, X: Any, y: Any = None, **fit_params: Any) -> CompensatedNet:
@@ -122,34 +108,45 @@ class CompensatedNet(NeuralNetClassifier):
         return super().fit_loop(X, y, epochs=epochs, **fit_params)
 
     def get_iterator(self, dataset: Any, training: bool = False) -> Any:
-        """Batches; training batches set the index of the net."""
+        """Batches; training batches come with the rows of their samples."""
         if not training:
             return super().get_iterator(dataset, training)
-        loader = super().get_iterator(_Numbered(dataset, source_rows(dataset)), training)
-        ahead, self._ahead = getattr(self, "_ahead", None), None
-        if ahead is not None:
-            self._begin(loader, ahead)
-        return _IndexedLoader(loader, self)
+        rows: Any = source_rows(dataset)
+        loader = super().get_iterator(StackDataset(dataset, rows), training)
+        epochs, self._ahead = getattr(self, "_ahead", None), None
+        if epochs is None:
+            return loader
+        if self.clean is not None:
+            clean = self.get_dataset(*self.clean) if isinstance(self.clean, tuple) else self.clean
+            batch = len(clean) if self.batch_size == -1 else min(self.batch_size, len(clean))
+            self.hooks_.clean = DataLoader(clean, batch_size=batch, shuffle=True)
+        counted = [epoch.get("train_batch_count", 0) for epoch in self.history]
+        size = loader_length(loader)
+        total = None if size is None else sum(counted) + epochs * size
+        optimizers = [getattr(self, f"{name}_") for name in self._optimizers]
+        self.hooks_.begin(total=total, done=sum(counted), epochs=len(counted), optimizers=optimizers)
+        return loader
+
+    def run_single_epoch(self, iterator: Any, training: bool, prefix: str, step_fn: Any, **fit_params: Any) -> None:
+        """See `NeuralNet.run_single_epoch`; a training batch comes with the index of its samples."""
+        batches = self._batches(iterator) if training else iterator
+        super().run_single_epoch(batches, training, prefix, step_fn, **fit_params)
+
+    def _batches(self, loader: Any) -> Iterator[Any]:
+        for item in loader:
+            if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[1], Tensor):
+                raise InputError(
+                    "the batches of iterator_train come without the rows of their samples; it must pass collate_fn to a DataLoader."
+                )
+            batch, self._index = item
+            yield batch
 
     def get_params_for(self, prefix: str) -> dict[str, Any]:
         """See `NeuralNet.get_params_for`; the training loader collates batches with their rows."""
         given = super().get_params_for(prefix)
         if prefix == "iterator_train":
-            given["collate_fn"] = _CollateWithRows(given.get("collate_fn", default_collate))
+            given["collate_fn"] = functools.partial(_collate_with_rows, given.get("collate_fn", default_collate))
         return given
-
-    def _begin(self, loader: Any, epochs: int) -> None:
-        counted = [epoch.get("train_batch_count", 0) for epoch in self.history]
-        size = loader_length(loader)
-        total = None if size is None else sum(counted) + epochs * size
-        self.hooks_.clean = None if self.clean is None else self._clean_loader()
-        optimizers = [getattr(self, f"{name}_") for name in self._optimizers]
-        self.hooks_.begin(total=total, done=sum(counted), epochs=len(counted), optimizers=optimizers)
-
-    def _clean_loader(self) -> DataLoader[Any]:
-        clean = self.get_dataset(*self.clean) if isinstance(self.clean, tuple) else self.clean
-        size = len(clean) if self.batch_size == -1 else min(self.batch_size, len(clean))
-        return DataLoader(clean, batch_size=size, shuffle=True)
 
     def on_epoch_end(self, net: Any, *args: Any, **kwargs: Any) -> None:
         """Ends the epoch of the criterion."""
@@ -162,8 +159,7 @@ class CompensatedNet(NeuralNetClassifier):
         self.hooks_.index_check.evaluating = False
         x, target = (to_tensor(part, device=self.device) for part in batch)
         index = to_device(self._index, self.device)
-        if self.clean is not None:
-            self.hooks_.meta(self.module_, (x, target, index), self.optimizer_.param_groups[0]["lr"])
+        self.hooks_.meta(self.module_, (x, target, index), self.optimizer_.param_groups[0]["lr"])
         # skorch unpacks inputs by name; a tensor goes to the module itself, with its stages.
         plain = isinstance(x, Tensor) and not fit_params
         model = self.module_ if plain else functools.partial(self.infer, **fit_params)
@@ -177,46 +173,9 @@ class CompensatedNet(NeuralNetClassifier):
         return self.criterion_(y_pred, to_tensor(y_true, device=self.device))
 
 
-class _Numbered(Dataset[Any]):
-    """Items with their row."""
-
-    def __init__(self, dataset: Any, rows: NDArray[np.int64]) -> None:
-        self.dataset, self.rows = dataset, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, item: int) -> tuple[Any, int]:
-        return self.dataset[item], int(self.rows[item])
-
-
-class _CollateWithRows:
-    """Returns the batch of a collator and the rows (B,) of its samples."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, items: list[tuple[Any, int]]) -> tuple[Any, Tensor]:
-        return self.collate([item for item, _ in items]), torch.tensor([row for _, row in items])
-
-
-class _IndexedLoader:
-    """Yields the batches of a loader, and sets their rows as the index of the net."""
-
-    def __init__(self, loader: Any, net: Any) -> None:
-        self.loader, self.net = loader, net
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.loader:
-            if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[1], Tensor):
-                raise InputError(
-                    "the batches of iterator_train come without the rows of their samples; it must pass collate_fn to a DataLoader."
-                )
-            batch, self.net._index = item
-            yield batch
+def _collate_with_rows(collate: Callable[[list[Any]], Any], items: list[tuple[Any, int]]) -> tuple[Any, Tensor]:
+    """The batch of a collator and the rows (B,) of its samples."""
+    return collate([item for item, _ in items]), torch.tensor([int(row) for _, row in items])
 
 
 def source_rows(dataset: Any) -> NDArray[np.int64]:
@@ -229,7 +188,6 @@ def source_rows(dataset: Any) -> NDArray[np.int64]:
         return source_rows(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
     if not isinstance(dataset, Sized):
         raise InputError(
-            f"the data set is a {type(dataset).__name__} with no length, and its samples have no rows. Read it into arrays or a map-style "
-            "data set first."
+            f"the data set is a {type(dataset).__name__} with no length; read it into arrays or a map-style data set first."
         )
     return np.arange(len(dataset))

@@ -1,13 +1,8 @@
-"""Log audits to MLflow or Weights & Biases: five figures, the review page and the list of suspects.
-
-Trainings are tracked by accelerate: `compensate train --tracker tensorboard`, mlflow or wandb.
-"""
+"""Log audits to MLflow or Weights & Biases: five figures, the review page and the list of suspects."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +12,7 @@ from compensate.extras import require
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
 
-TRACKERS = ("mlflow", "wandb")
+TRACKERS = {"mlflow": "MLflow", "wandb": "Weights & Biases"}
 
 
 def log_audit(audit: Audit, to: str, run: Any = None) -> dict[str, float]:
@@ -36,51 +31,33 @@ def log_audit(audit: Audit, to: str, run: Any = None) -> dict[str, float]:
     compensate.errors.InputError: there is no tracker "mlflw"; did you mean "mlflow"?
     """
     if to not in TRACKERS:
-        raise InputError(f'there is no tracker "{to}"; {nearest(to, TRACKERS)}')
+        raise InputError(f'there is no tracker "{to}"; {nearest(to, list(TRACKERS))}')
     rate = audit.noise_rate
-    figures = {
-        "noise_rate": float(rate.value),
-        "noise_rate_low": float(rate.low),
-        "noise_rate_high": float(rate.high),
-        "flagged": float(audit.mask.sum()),
-        "expected_precision": float(audit.expected_precision),
-    }
-    (_log_mlflow if to == "mlflow" else _log_wandb)(audit, figures, run)
-    return figures
-
-
-@contextmanager
-def _files(audit: Audit) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="compensate-") as place:
-        folder = Path(place)
-        audit.report(folder / "report.html")
-        audit.write_suspects(folder / "suspects.csv")
+    figures = {"noise_rate": rate.value, "noise_rate_low": rate.low, "noise_rate_high": rate.high}
+    figures |= {"flagged": audit.mask.sum(), "expected_precision": audit.expected_precision}
+    figures = {name: float(value) for name, value in figures.items()}
+    library = require(to, f"logging to {TRACKERS[to]}", to)
+    if to == "mlflow":
+        run = run if run is not None else library.active_run() and library.active_run().info.run_id
+        remedy = 'call log_audit within "with mlflow.start_run():", or give run="...".'
+    else:
+        run = run if run is not None else library.run
+        remedy = "call wandb.init() first, or give run=."
+    if run is None:
+        raise InputError(f"no run of {TRACKERS[to]} is active; {remedy}")
+    with tempfile.TemporaryDirectory(prefix="compensate-") as folder:
+        audit.report(Path(folder) / "report.html")
+        audit.write_suspects(Path(folder) / "suspects.csv")
         if audit.found_issues is not None:
-            audit.write_issues(folder / "issues.csv")
-        yield folder
-
-
-def _log_mlflow(audit: Audit, figures: dict[str, float], run: Any) -> None:
-    mlflow = require("mlflow", "logging to MLflow", "mlflow")
-    run = run if run is not None else mlflow.active_run() and mlflow.active_run().info.run_id
-    if run is None:
-        raise InputError(
-            'no run of MLflow is active; call log_audit within "with mlflow.start_run():", or give run="...".'
-        )
-    client = mlflow.MlflowClient()
-    for name, value in figures.items():
-        client.log_metric(run, name, value)
-    with _files(audit) as folder:
-        client.log_artifacts(run, str(folder), "audit")
-
-
-def _log_wandb(audit: Audit, figures: dict[str, float], run: Any) -> None:
-    wandb = require("wandb", "logging to Weights & Biases", "wandb")
-    run = run if run is not None else wandb.run
-    if run is None:
-        raise InputError("no run of Weights & Biases is active; call wandb.init() first, or give run=.")
-    run.log(figures)
-    artifact = wandb.Artifact("audit", type="label-audit")
-    with _files(audit) as folder:
-        artifact.add_dir(str(folder))
-        run.log_artifact(artifact)
+            audit.write_issues(Path(folder) / "issues.csv")
+        if to == "mlflow":
+            client = library.MlflowClient()
+            for name, value in figures.items():
+                client.log_metric(run, name, value)
+            client.log_artifacts(run, folder, "audit")
+        else:
+            run.log(figures)
+            artifact = library.Artifact("audit", type="label-audit")
+            artifact.add_dir(folder)
+            run.log_artifact(artifact)
+    return figures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, final
 
@@ -12,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compensate.core.criterion import Compensated
-from compensate.data.hub import is_hub
+from compensate.data.load import is_hub
 from compensate.errors import InputError
 from compensate.extras import stand_in
-from compensate.integrations.common import CriterionHooks, batches_of_steps, loader_length
+from compensate.integrations import UNEVEN, CriterionHooks, batches_of_steps, loader_length
 from compensate.training import checkpoint
 from compensate.training.distributed import together
 
@@ -26,11 +27,10 @@ INDEX = "index"
 def add_index(dataset: Any, column: str = INDEX, places: str | None = None) -> Any:
     """Adds a column with the row number of each sample.
 
-    Call it once, on the whole training set, before shuffling, filtering or splitting. Suspects are reported by this number. In a
-    dictionary of data sets each part is numbered separately.
+    Call it once, on the whole training set, before shuffling, filtering or splitting. Suspects are reported by this number.
 
     Args:
-        dataset: a `datasets.Dataset`, or a dictionary of them.
+        dataset: a `datasets.Dataset`, or a dictionary of them, in which each part is numbered separately.
         column: name of the new column.
         places: a column of lists, such as the labels of tokens. Its entries are then numbered throughout the data set, and
             `num_samples` of a method is their number.
@@ -49,71 +49,43 @@ def add_index(dataset: Any, column: str = INDEX, places: str | None = None) -> A
         )
     if not hasattr(dataset, "__len__"):
         raise InputError(
-            "the data set is a stream, whose samples have no fixed number. Load it with streaming=False, or write a number for each "
-            f'sample into its column "{column}".'
+            f'the data set is a stream, without fixed numbers. Load it with streaming=False, or number its samples in a column "{column}".'
         )
+    numbers: list[Any] = list(range(len(dataset)))
     if places is not None:
-        if column in dataset.column_names:
-            raise InputError(f'the data set has a column "{column}" already; remove it, or choose another name.')
         if places not in dataset.column_names:
             raise InputError(f'the data set has no column "{places}"; it has {", ".join(dataset.column_names)}.')
         ends = np.cumsum([len(entries) for entries in dataset[places][:]]).tolist()
-        return dataset.add_column(column, [list(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)])
-    rows = np.arange(len(dataset))
-    if column in dataset.column_names:
-        if np.array_equal(np.asarray(dataset[column][:]), rows):
-            return dataset
-        raise InputError(
-            f'the data set has a column "{column}" already, which is not the row number. If it was shuffled or split after numbering, '
-            "keep that column. Else choose another name: add_index(dataset, column=...)."
-        )
-    return dataset.add_column(column, rows.tolist())
+        numbers = [list(range(a, b)) for a, b in pairwise([0, *ends])]
+    if column not in dataset.column_names:
+        return dataset.add_column(column, numbers)
+    if places is None and np.array_equal(np.asarray(dataset[column][:]), numbers):
+        return dataset
+    raise InputError(
+        f'the data set has a column "{column}" already, which is not the row number. If it was shuffled or split after numbering, '
+        "keep that column. Else choose another name: add_index(dataset, column=...)."
+    )
 
 
 @final
 class HubModel(nn.Module):
-    """Maps a dictionary of inputs to logits (B, C).
+    r"""A model of the hub in stages, :math:`f = \text{head} \circ \text{features} \circ \text{embed}`, or whole if its last layer is unknown.
 
-    Args:
-        model: takes the inputs by name and returns an object with `logits`.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.outputs: Any = None
-        """The last output of the model."""
-
-    def forward(self, inputs: Mapping[str, Any]) -> Tensor:
-        """(B, C) logits."""
-        self.outputs = self.model(**inputs)
-        return find_logits(self.outputs)
-
-
-@final
-class StagedHubModel(nn.Module):
-    r"""A model in stages, :math:`f = \text{head} \circ \text{features} \circ \text{embed}`.
-
-    `features` runs the whole model and records the input of its last layer; `head` returns the output of that layer.
-
-    Args:
-        model: the model of the training loop, perhaps wrapped for several devices.
-        inner: the `PreTrainedModel` itself.
-        head: its last layer.
-        embed: true if feature compensation acts on the word vectors.
+    `features` runs the whole model, perhaps wrapped for several devices, and records the input of its last layer; `head` returns the
+    output of that layer. With `embed`, feature compensation acts on the word vectors of the inner model.
 
     Shapes: word vectors (B, T, E), features (B, D), logits (B, C); for tokens (B, D, T) and (B, C, T).
     """
 
-    def __init__(self, model: nn.Module, inner: Any, head: nn.Linear, *, embed: bool) -> None:
+    def __init__(self, model: nn.Module, inner: Any, layer: nn.Linear | None, *, embed: bool) -> None:
         super().__init__()
         self.model = model
         self.outputs: Any = None
-        self._inner, self._layer = [inner], [head]  # in lists: already registered in the model
+        self._inner = [inner]  # in a list: already registered in the model
+        self.head = None if layer is None else _Head(self, layer)
         self._inputs: Mapping[str, Any] = {}
         self._z: Tensor | None = None
-        if embed:
-            self.embed = self._embed
+        self.embed = self._embed if embed else None
 
     def _embed(self, inputs: Mapping[str, Any]) -> Tensor:
         if "input_ids" not in inputs:
@@ -132,61 +104,45 @@ class StagedHubModel(nn.Module):
         """(B, D) the input of the last layer."""
         inputs = {**self._inputs, "inputs_embeds": e} if isinstance(e, Tensor) else e
         recorded: list[Tensor] = []
-        handle = self._layer[0].register_forward_pre_hook(lambda layer, args: recorded.append(args[0]))
+        assert self.head is not None
+        handle = self.head.layer.register_forward_pre_hook(lambda layer, args: recorded.append(args[0]))
         try:
-            self.outputs = self.model(**inputs)
+            tokens = self(inputs).ndim == 3
         finally:
             handle.remove()
-        self._z = recorded[-1]
-        if find_logits(self.outputs).ndim == 3:
-            self._z = self._z.movedim(-1, 1)
+        self._z = recorded[-1].movedim(-1, 1) if tokens else recorded[-1]
         return self._z
-
-    @property
-    def head(self) -> _Head:
-        """The last layer; terms may read its weights."""
-        return _Head(self)
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """(B, C) logits."""
-        return self.head(self.features(inputs))
+        self.outputs = self.model(**inputs)
+        return find_logits(self.outputs)
 
 
 class _Head:
-    def __init__(self, stages: StagedHubModel) -> None:
-        self._stages = stages
+    """The last layer; terms may read its weights."""
+
+    def __init__(self, model: HubModel, layer: nn.Linear) -> None:
+        self.model, self.layer = model, layer
 
     def __call__(self, z: Tensor) -> Tensor:
-        if z is self._stages._z:
-            return find_logits(self._stages.outputs)
-        layer = self._stages._layer[0]
-        return layer(z.movedim(1, -1)).movedim(-1, 1) if find_logits(self._stages.outputs).ndim == 3 else layer(z)
+        logits = find_logits(self.model.outputs)
+        if z is self.model._z:
+            return logits
+        return self.layer(z.movedim(1, -1)).movedim(-1, 1) if logits.ndim == 3 else self.layer(z)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stages._layer[0], name)
+        return getattr(self.layer, name)
 
 
 def find_logits(outputs: Any) -> Tensor:
     """(B, C) the logits of a model's output; (B, C, T) for tokens, with classes second as in torch's losses."""
-    logits = getattr(outputs, "logits", None)
-    if logits is None:
-        logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
     if not isinstance(logits, Tensor):
         raise InputError(
-            f"the model returned a {type(outputs).__name__} without logits; expected a model for classification, such as "
-            "AutoModelForSequenceClassification."
+            f"the model returned a {type(outputs).__name__} without logits; expected for example AutoModelForSequenceClassification."
         )
     return logits.movedim(-1, 1) if logits.ndim == 3 else logits
-
-
-def last_layer(model: nn.Module, num_labels: int) -> nn.Linear | None:
-    """The layer of the logits: the last linear one with this number of outputs.
-
-    >>> last_layer(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), 3)
-    Linear(in_features=8, out_features=3, bias=True)
-    """
-    found = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == num_labels]
-    return found[-1] if found else None
 
 
 try:
@@ -204,11 +160,7 @@ FOLDER = "compensate"
 
 @final
 class IndexCollator:
-    """Wraps a collator and adds the index to its batches.
-
-    Args:
-        collator: makes a batch of samples without their index, for example `DataCollatorWithPadding(tokenizer)`.
-        column: the name of the index.
+    """Wraps a collator, for example `DataCollatorWithPadding(tokenizer)`, and adds the index to its batches.
 
     The index is (B,), or (B, T) if each token has a number, padded with -100 on the tokenizer's padding side.
 
@@ -230,14 +182,11 @@ class IndexCollator:
                 f'{len(samples) - len(numbers)} of {len(samples)} samples have no "{self.column}"; expected all or none.'
             )
         batch = self.collator([{k: v for k, v in s.items() if k != self.column} for s in samples])
-        if numbers:
-            batch[self.column] = self._stacked(numbers, batch)
-        return batch
-
-    def _stacked(self, numbers: list[Any], batch: Any) -> Tensor:
         rows = [torch.as_tensor(number) for number in numbers]
         if all(row.ndim == 0 for row in rows):
-            return torch.tensor([int(row) for row in rows])
+            if rows:
+                batch[self.column] = torch.stack(rows).long()
+            return batch
         length = batch["labels"].shape[1] if "labels" in batch else max(len(row) for row in rows)
         left = getattr(getattr(self.collator, "tokenizer", None), "padding_side", "right") == "left"
         missing = [length - len(row) for row in rows]
@@ -247,7 +196,8 @@ class IndexCollator:
                 "tokenizer has cut them: add_index(dataset, places='labels')."
             )
         padded = [F.pad(row, (m, 0) if left else (0, m), value=-100) for row, m in zip(rows, missing, strict=True)]
-        return torch.stack(padded)
+        batch[self.column] = torch.stack(padded)
+        return batch
 
 
 class CompensationMixin:
@@ -256,17 +206,21 @@ class CompensationMixin:
     loss_is_scaled_for_ga = False  # the loss is a mean over its batch: the trainer divides by the number of batches
 
     def __init__(
-        self,
-        *args: Any,
-        criterion: Compensated,
-        clean: Iterable[Any] | None = None,
-        meta_optimizer: torch.optim.Optimizer | None = None,
-        fixed_labels: bool = True,
-        index_column: str = INDEX,
+        self, *args: Any, criterion: Compensated, clean: Iterable[Any] | None = None,
+        meta_optimizer: torch.optim.Optimizer | None = None, fixed_labels: bool = True, index_column: str = INDEX,
         **kwargs: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(*args, **kwargs)
-        self._is_ready()
+        if self.args.label_smoothing_factor:
+            raise InputError(
+                f"label_smoothing_factor is {self.args.label_smoothing_factor}; use compensate.methods.label_smoothing(lam=...) instead."
+            )
+        if self.args.world_size > 1 and not self.accelerator.even_batches:
+            raise InputError(UNEVEN)
+        if self.compute_loss_func is not None:
+            raise InputError(
+                "compute_loss_func and criterion were given; the criterion is the loss: leave out the other."
+            )
         self.hooks = CriterionHooks(criterion, clean=clean, meta_optimizer=meta_optimizer, fixed_labels=fixed_labels)
         self.index_column = index_column
         self.model_accepts_loss_kwargs = False  # the same for older trainers
@@ -282,22 +236,6 @@ class CompensationMixin:
     def criterion(self) -> Compensated:
         """The criterion, for example for `trainer.criterion.suspects()` after the training."""
         return self.hooks.criterion
-
-    def _is_ready(self) -> None:
-        if self.args.label_smoothing_factor:
-            raise InputError(
-                f"label_smoothing_factor is {self.args.label_smoothing_factor}, which only the trainer's own loss uses. Leave it out and use "
-                "compensate.methods.label_smoothing(lam=...)."
-            )
-        if self.args.world_size > 1 and not self.accelerator.even_batches:
-            raise InputError(
-                "even_batches=False gives the processes slices of different sizes, which cannot be gathered. Leave it out of "
-                "accelerator_config: samples that are repeated to fill the last batch do not count in the loss."
-            )
-        if self.compute_loss_func is not None:
-            raise InputError(
-                "compute_loss_func and criterion were given; the criterion is the loss, so leave out the other."
-            )
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()  # type: ignore[misc]
@@ -317,74 +255,45 @@ class CompensationMixin:
         return batches, count
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Mapping[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: nn.Module, inputs: Mapping[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The compensated loss of a training batch, the plain one of an evaluation batch."""
         inputs = dict(inputs)
-        real = inputs.pop(REAL, 0)
-        target, index = self._labels(inputs), inputs.pop(self.index_column, None)
-        criterion = self.criterion.train(model.training)
-        self.hooks.index_check.evaluating = not model.training
-        if not model.training:
-            outputs = model(**inputs)
-            loss = criterion(find_logits(outputs), target)
-        elif self.args.world_size > 1:
-            loss, outputs = self._loss_of_all(model, inputs, target, self._index(index), real)
-        else:
-            view = self._view(model)
-            if self.hooks.clean is not None:
-                rate = self.optimizer.param_groups[0]["lr"]
-                self.hooks.meta(view, (inputs, target, self._index(index)), rate)
-            loss = criterion.evaluate(view, inputs, target, self._index(index)).loss
-            outputs = view.outputs
-        return (loss, outputs) if return_outputs else loss
-
-    def _labels(self, inputs: dict[str, Any]) -> Tensor:
         name = self.label_names[0] if self.label_names else "labels"
         if inputs.get(name) is None:
             raise InputError(f'the batch has {", ".join(inputs)} and no "{name}"; add the labels under that name.')
-        return inputs.pop(name)
-
-    def _index(self, index: Tensor | None) -> Tensor | None:
-        if index is None and self.hooks.index_check.num_samples is not None:
+        target, index, real = inputs.pop(name), inputs.pop(self.index_column, None), inputs.pop(REAL, 0)
+        criterion, training = self.criterion.train(model.training), model.training
+        self.hooks.index_check.evaluating = not training
+        if training and index is None and self.hooks.index_check.num_samples is not None:
             raise InputError(
-                f'the training batch has no "{self.index_column}", and this criterion keeps a row per sample. Number the training '
-                "set once, compensate.integrations.transformers.add_index(dataset), and keep that column in set_format, map and the "
-                "collator."
+                f'the training batch has no "{self.index_column}", and this criterion keeps a row per sample. Number the training set '
+                "once, compensate.integrations.transformers.add_index(dataset), and keep that column in set_format, map and collator."
             )
-        return index
-
-    def _view(self, model: nn.Module) -> HubModel | StagedHubModel:
-        inner = self.model
-        labels = getattr(getattr(inner, "config", None), "num_labels", None)
-        head = None if labels is None else last_layer(inner, labels)
-        if head is None:
-            return HubModel(model)
-        return StagedHubModel(model, inner, head, embed=self.criterion.reads_inputs)
-
-    def _loss_of_all(
-        self, model: nn.Module, inputs: dict[str, Any], target: Tensor, index: Tensor | None, real: int
-    ) -> tuple[Tensor, Any]:
-        if self.criterion.reads_inputs or self.hooks.clean is not None:
-            raise InputError(
-                "feature compensation and meta steps need the whole batch, which this trainer cuts in slices for several "
-                "processes. Train in one process, or with compensate.training.fit."
-            )
-        outputs = model(**inputs)
-        given = [find_logits(outputs), target] + ([] if index is None else [index])
-        if given[0].ndim == 3:  # sentences of the processes may differ in length
-            pad = self.accelerator.pad_across_processes
-            ignored = self.criterion.ignore_index
-            given = [
-                pad(t, dim=t.ndim - 1, pad_index=ignored if k else 0) if t.ndim > 1 else t for k, t in enumerate(given)
-            ]
-        whole = together(*given)
-        # Repeated samples come last in the last batch of an epoch.
-        return self.criterion(*(t[:real] for t in whole) if 0 < real < len(whole[0]) else whole), outputs
+        if training and self.args.world_size > 1:
+            if criterion.reads_inputs or self.hooks.clean is not None:
+                raise InputError(
+                    "feature compensation and meta steps need the whole batch; train in one process, or with compensate.training.fit."
+                )
+            outputs = model(**inputs)
+            given = [find_logits(outputs), target, *([] if index is None else [index])]
+            if given[0].ndim == 3:  # sentences of the processes may differ in length
+                pad, fill = self.accelerator.pad_across_processes, [0, *[criterion.ignore_index] * 2]
+                given = [pad(t, dim=t.ndim - 1, pad_index=fill[k]) if t.ndim > 1 else t for k, t in enumerate(given)]
+            whole = together(*given)
+            # Repeated samples come last in the last batch of an epoch.
+            loss = criterion(*(t[:real] for t in whole) if 0 < real < len(whole[0]) else whole)
+        elif training:
+            labels = getattr(getattr(self.model, "config", None), "num_labels", None)
+            linear = [m for m in self.model.modules() if isinstance(m, nn.Linear) and m.out_features == labels]
+            view = HubModel(model, self.model, linear[-1] if linear else None, embed=criterion.reads_inputs)
+            self.hooks.meta(view, (inputs, target, index), self.optimizer.param_groups[0]["lr"])
+            loss = criterion.evaluate(view, inputs, target, index).loss
+            outputs = view.outputs
+        else:
+            outputs = model(**inputs)
+            loss = criterion(find_logits(outputs), target)
+        return (loss, outputs) if return_outputs else loss
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the model and the state of the criterion."""
@@ -395,24 +304,19 @@ class CompensationMixin:
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains; a checkpoint to resume from must hold the state of the criterion."""
-        self.criterion.to(self.args.device)
-        if resume_from_checkpoint:
-            self._restore(resume_from_checkpoint)
-        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
-
-    def _restore(self, given: str | bool) -> None:
         from transformers.trainer_utils import get_last_checkpoint
 
-        folder = get_last_checkpoint(self.args.output_dir) if given is True else given
-        if folder is None:
-            return  # the trainer raises the error
-        state = checkpoint.latest(Path(str(folder)) / FOLDER)
-        if state is None:
-            raise InputError(
-                f"the checkpoint {folder} has no folder {FOLDER}: it was written by a trainer without this criterion, whose tables "
-                "would start from zero. Resume from another checkpoint, or train again."
-            )
-        self.hooks.load_state_dict(state)
+        self.criterion.to(self.args.device)
+        folder = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+        if folder:  # otherwise the trainer raises the error, or trains anew
+            state = checkpoint.latest(Path(str(folder)) / FOLDER)
+            if state is None:
+                raise InputError(
+                    f"the checkpoint {folder} has no folder {FOLDER}: it was written by a trainer without this criterion, whose tables "
+                    "would start from zero. Resume from another checkpoint, or train again."
+                )
+            self.hooks.load_state_dict(state)
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
 
 class CompensatedTrainer(CompensationMixin, Trainer):
@@ -423,21 +327,15 @@ class CompensatedTrainer(CompensationMixin, Trainer):
         clean: batches ``(inputs, target)`` of trusted data, for methods with meta steps.
         meta_optimizer: for methods with networks of their own; Adam by default.
         fixed_labels: false if labels change on purpose during the training.
-        index_column: the column of the training set with the index, see
-            :func:`compensate.integrations.transformers.add_index`. The trainer keeps it for the criterion.
+        index_column: the column of the training set with the index, see `add_index`.
 
     Feature compensation acts on the word vectors of the model, without padding. Evaluation gives the plain loss. Checkpoints hold the
-    state of the criterion.
-
-    Models for tokens take labels (B, T) with -100 at padding, special tokens and further pieces of a word. An index (B,) gives each
-    sentence a row; `add_index(dataset, places="labels")` gives one to each token. Heads that score whole sequences (CRF) are not
-    supported. Several labels per text, (B, C), need `base="bce"`.
-
-    Shapes: logits (B, C), labels (B,) or (B, C), index (B,); of tokens, labels (B, T), index (B,) or (B, T).
+    state of the criterion. Models for tokens take labels (B, T) with -100 at padding, special tokens and further pieces of a word; an
+    index (B,) gives each sentence a row, and `add_index(dataset, places="labels")` gives one to each token. Heads that score whole
+    sequences (CRF) are not supported. Several labels per text, (B, C), need `base="bce"`.
 
     >>> import datasets, tempfile, transformers, warnings
     >>> from compensate import methods
-    >>> from compensate.integrations.transformers import add_index
     >>> warnings.simplefilter("ignore")
     >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     >>> model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=20, **sizes))
@@ -459,19 +357,15 @@ class _Clock(TrainerCallback):
     """Starts the criterion's clock and ends its epochs."""
 
     def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self.epochs = 0
+        self.trainer, self.epochs = trainer, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         per_epoch = loader_length(kwargs.get("train_dataloader"))
         accumulate, optimizer = args.gradient_accumulation_steps, self.trainer.optimizer
         self.epochs = int((state.epoch or 0.0) + 1e-6)  # a float that counts epochs
-        self.trainer.hooks.begin(
-            total=batches_of_steps(state.max_steps, accumulate, per_epoch),
-            done=batches_of_steps(state.global_step, accumulate, per_epoch),
-            epochs=self.epochs,
-            optimizers=[getattr(optimizer, "optimizer", optimizer)],
-        )
+        total, done = (batches_of_steps(n, accumulate, per_epoch) for n in (state.max_steps, state.global_step))
+        optimizers = [getattr(optimizer, "optimizer", optimizer)]
+        self.trainer.hooks.begin(total=total, done=done, epochs=self.epochs, optimizers=optimizers)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.epochs += 1

@@ -3,7 +3,6 @@
 A method is one function in the file of its target, with its row of the table as a decorator.
 """
 
-from compensate.methods.augmentation import *
 from compensate.methods.composition import find as find
 from compensate.methods.feature import *
 from compensate.methods.gradient import *

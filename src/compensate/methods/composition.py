@@ -6,29 +6,27 @@ Most cells contain no published method. They are built from tables and inner loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
 from itertools import product
 from typing import Any, Literal, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from compensate.core.batch import THROUGH, Batch, Value, at
-from compensate.core.criterion import Compensated
+from compensate.core.criterion import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Compensated, Taxonomy
 from compensate.core.layout import rowwise
 from compensate.core.proximal import L1, TINY, AtLeast, Ball, Between, row_norm
-from compensate.core.statistics import recorded
+from compensate.core.statistics import Evidence
 from compensate.core.tables import Category, Corpus, Fresh, Group, Sample, Table
-from compensate.core.taxonomy import DIRECTIONS, GRANULARITIES, INFERENCES, TARGETS, Taxonomy
 from compensate.core.validation import checked_keys
 from compensate.errors import InputError, nearest
-from compensate.methods.registry import METHODS, Block, Method, Range, Real, Space
+from compensate.methods.registry import METHODS, Block, Formula, Method, Range, Real, Space
 from compensate.terms.adversarial import Adversarial
-from compensate.terms.gates import Where, above, below
 from compensate.terms.gradients import Amplify
+from compensate.terms.guesses import decided
 from compensate.terms.prior import Slack
-from compensate.terms.schedules import Top
+from compensate.terms.schedules import Top, Where, above, below
 from compensate.terms.structure import Dissimilarity, Edges
 from compensate.terms.views import DEFAULT, Views
 
@@ -60,11 +58,6 @@ class Along(Block):
     :math:`\mp(p_i - y_i)` for a logit or a gradient; from :math:`y_i` toward the likeliest or the least likely other class for a label;
     from :math:`p_i` toward the label or the least likely other class for a prediction; the unit gradient of the loss for a feature and
     for the weights of views; that gradient over its largest entry for edges; the smooth slack, subtracted or added, for a loss.
-
-    Args:
-        sign: -1 lowers the loss (positive compensation), +1 raises it (negative compensation).
-        strength: a number, a table, or another callable of the batch that returns a scalar or (B,).
-        inference, granularity: the taxonomy of the strength, if it does not declare them itself.
     """
 
     def __init__(
@@ -77,15 +70,11 @@ class Along(Block):
         self.granularity = str(granularity or getattr(strength, "granularity", "corpus"))
 
     def forward(self, s: Batch) -> Tensor:
-        """The compensation of the batch."""
         if s.slot == "dl":
             return -self.sign * Slack(lambda _: at(self.strength, s), temperature=1.0)(s)
-        strength = rowwise(at(self.strength, s), s.like)
+        strength = torch.as_tensor(rowwise(at(self.strength, s), s.like))
         if s.slot in ("dy", "dp") or (s.slot == "dg" and self.sign < 0):
-            strength = torch.as_tensor(strength).clamp(0, 1)
-        return strength * self._step(s).detach()
-
-    def _step(self, s: Batch) -> Tensor:
+            strength = strength.clamp(0, 1)
         if s.slot in THROUGH:
             s.require_gradients()
             zero, current = torch.zeros_like(s.like, requires_grad=True), getattr(s, s.slot)
@@ -93,77 +82,42 @@ class Along(Block):
                 losses = s.loss_at(**{s.slot: zero if current is None else current.detach() + zero})
                 (grad,) = torch.autograd.grad((losses * s.active).sum(), zero)
             length = grad.abs().amax() if s.slot == "da" else row_norm(grad)
-            return self.sign * grad / length.clamp(min=TINY)
-        if s.slot == "dg":
-            return self.sign * s.gradient
-        if s.slot == "du":
-            return self.sign * (s.p - s.y)
-        others = s.p.masked_fill(s.y > 0, torch.inf)
-        worst = F.one_hot(others.argmin(-1), s.p.shape[-1]).to(s.p.dtype)
-        likeliest = F.one_hot(s.p.argmax(-1), s.p.shape[-1]).to(s.p.dtype)
-        if s.slot == "dy":
-            far = torch.where((others.amin(-1) < (s.p * s.y).sum(-1))[:, None], worst, s.y)
-            return (likeliest if self.sign < 0 else far) - s.y
-        return (s.y if self.sign < 0 else worst) - s.p
+            step = self.sign * grad / length.clamp(min=TINY)
+        elif s.slot in ("dg", "du"):
+            step = self.sign * (s.gradient if s.slot == "dg" else s.p - s.y)
+        else:
+            others = s.p.masked_fill(s.y > 0, torch.inf)
+            worst = decided(-others)
+            if s.slot == "dp":
+                step = (s.y if self.sign < 0 else worst) - s.p
+            else:
+                far = torch.where((others.amin(-1) < (s.p * s.y).sum(-1))[:, None], worst, s.y)
+                step = (decided(s.p) if self.sign < 0 else far) - s.y
+        return strength * step.detach()
 
 
-@final
-class Doubt(Block):
-    r"""The model's doubt in the given label, :math:`\kappa (1 - p_{i,y_i})`, (B,), a constant."""
-
-    inference, granularity = "prior", "sample"
-
-    def __init__(self, scale: float = 1.0) -> None:
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B,) the doubt in each label."""
-        return self.scale * (1 - s.plain.softmax(-1).gather(1, s.labels[:, None])[:, 0])
+def doubt(s: Batch, scale: float) -> Tensor:
+    r"""(B,) the model's doubt in the given label, :math:`\kappa (1 - p_{i,y_i})`, a constant."""
+    return scale * (1 - s.plain.softmax(-1).gather(1, s.labels[:, None])[:, 0])
 
 
 THRESHOLD = 0.5
-"""The threshold of cells that tune one, in the units of `Beyond`: the default of :func:`~compensate.methods.gradient.gradient_clip`."""
+"""The threshold of cells that tune one, in the units of `beyond`: the default of :func:`~compensate.methods.gradient.gradient_clip`."""
 
 
-@final
-class Beyond(Block):
-    r"""The distance of each sample beyond a tuned threshold, :math:`\kappa \max(0, 1 - c / m_i)`, (B,), a constant.
+def beyond(s: Batch, scale: float, threshold: float, measure: Tensor | None) -> Tensor:
+    r"""(B,) the distance beyond a tuned threshold, :math:`\kappa \max(0, 1 - c / m_i)`, a constant.
 
-    Args:
-        scale: :math:`\kappa`.
-        threshold: :math:`c`.
-        measure: :math:`m_i`, a callable of the batch; by default the length of the gradient, :math:`\|p_i - y_i\|_2`.
+    By default :math:`m_i` is the length of the gradient, :math:`\|p_i - y_i\|_2`; of edges, (E,), it is their dissimilarity.
     """
-
-    inference, granularity = "tuning", "sample"
-
-    def __init__(self, scale: float, threshold: float, measure: Value | None = None) -> None:
-        super().__init__()
-        self.scale, self.threshold, self.measure = scale, threshold, measure
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B,) the strength of each sample; (E,) of each edge, if edges are measured."""
-        m = row_norm(s.plain.softmax(-1) - s.y)[:, 0] if self.measure is None else self.measure(s)
-        return self.scale * (1 - self.threshold / m.clamp(min=TINY)).clamp(min=0)
+    m = row_norm(s.plain.softmax(-1) - s.y)[:, 0] if measure is None else measure
+    return scale * (1 - threshold / m.clamp(min=TINY)).clamp(min=0)
 
 
-@final
-class Rarity(Block):
-    r"""The rarity of the given class, :math:`\kappa (1 - n_c / \max n)`, (B,): prior knowledge about categories."""
-
-    inference, granularity = "prior", "category"
-    values: Tensor
-
-    def __init__(self, class_counts: Any, scale: float = 1.0) -> None:
-        super().__init__()
-        counts = torch.as_tensor(class_counts, dtype=torch.get_default_dtype())
-        self.register_buffer("values", scale * (1 - counts / counts.max()))
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B,) the rarity of each sample's class."""
-        checked_keys(s.labels, len(self.values), "the rarity of classes", "class", s.check)
-        return self.values[s.labels]
+def rarity(s: Batch, values: Tensor) -> Tensor:
+    r"""(B,) the rarity of the given class, :math:`\kappa (1 - n_c / \max n)`: prior knowledge about categories."""
+    checked_keys(s.labels, len(values), "the rarity of classes", "class", s.check)
+    return values[s.labels]
 
 
 def compose(
@@ -201,20 +155,32 @@ def compose(
       du = Sample(50 x 3, L1(0.05), lr=1, prox)
       logit · positive · regularized · sample · holds 1.8 kB
     """
+    known = (*Taxonomy._fields, *_NUMBERS, *CELL_SIZES)
     for name in sizes:
         if name not in CELL_SIZES:
-            raise InputError(
-                f'compose takes no argument "{name}"; {nearest(name, (*Taxonomy._fields, *_NUMBERS, *CELL_SIZES))}'
-            )
+            raise InputError(f'compose takes no argument "{name}"; {nearest(name, known)}')
     check_cell(Taxonomy(target, direction, inference, granularity))
     targets = ("logit", "feature") if target == "mixed" else tuple(target.split("+"))
+    levels = ("sample", "category") if granularity == "mixed" else granularity.split("+")
+    ways = ("regularized", "prior") if inference == "mixed" else (inference,)
     terms: dict[str, Any] = {}
     for t in targets:
         numbers = zip((strength, lam, lr), _DEFAULTS[t], strict=True)
         size, penalty, step = (default if given is None else given for given, default in numbers)
-        terms[t] = tuple(_Terms(t, size, penalty, step, steps, sizes).of_cell(direction, inference, granularity, pro))
+        cell = _Terms(t, size, penalty, step, steps, sizes)
+        made: list[Any] = []
+        for way, level in product(ways, levels):
+            if direction == "mixed" and way == "meta" and t != "loss":
+                made.append(cell.table(level, cell.shape, update="meta"))  # clean data decide the direction
+            elif direction == "mixed":
+                tau = Top(pro)
+                made += [Where(above(tau), cell.term(-1, way, level)), Where(below(tau), cell.term(1, way, level))]
+            else:
+                made.append(cell.term(-1 if direction == "positive" else 1, way, level))
+        terms[t] = tuple(made)
     views = Views(*(sizes.get("views") or DEFAULT)) if "view" in targets else None
-    return Compensated(**terms, views=views, record=recorded(sizes.get("num_samples"), "margin"))
+    samples = sizes.get("num_samples")
+    return Compensated(**terms, views=views, record=None if samples is None else Evidence(samples, score="margin"))
 
 
 def find(name: str) -> Method:
@@ -298,23 +264,13 @@ def cell_method(name: str) -> Method:
     place = Taxonomy(*words)
     check_cell(place)
 
-    def build(
-        *,
-        num_samples: int | None = None,
-        num_classes: int | None = None,
-        class_counts: Any = None,
-        feature_shape: Any = None,
-        strength: float | None = None,
-        lam: float | None = None,
-        lr: float | None = None,
-        pro: float = 50.0,
-        steps: int = 3,
-    ) -> Compensated:
-        return compose(
-            **place._asdict(), num_samples=num_samples, num_classes=num_classes, class_counts=class_counts,
-            feature_shape=feature_shape, strength=strength, lam=lam, lr=lr, pro=pro, steps=steps,
-        )  # fmt: skip
+    def build(**settings: Any) -> Compensated:
+        return compose(**place._asdict(), **settings)
 
+    numbers = [p for p in inspect.signature(compose).parameters.values() if p.name in _NUMBERS]
+    sizes = ("num_samples", "num_classes", "class_counts", "feature_shape")
+    parameters = [*(inspect.Parameter(size, inspect.Parameter.KEYWORD_ONLY, default=None) for size in sizes), *numbers]
+    build.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     needs = {"index"} | ({"clean"} if "meta" in place.inference else set())
     needs |= {"model"} if {"feature", "view"} & {*place.target.split("+")} else set()
     # The search covers an order of magnitude around the default of each number that the cell reads.
@@ -328,9 +284,8 @@ def cell_method(name: str) -> Method:
         ranges["lr"] = Real(step / 10, 10 * step, log=True)
     if place.direction == "mixed":
         ranges["pro"] = Real(20.0, 60.0)
-    return Method(
-        name, build, place, "composed", "a cell of the taxonomy", frozenset(needs), search=Space(ranges)  # type: ignore[arg-type]
-    )  # fmt: skip
+    documented = ("composed", "a cell of the taxonomy", frozenset(needs))
+    return Method(name, build, place, *documented, search=Space(ranges))  # type: ignore[arg-type]
 
 
 class _Terms:
@@ -338,19 +293,6 @@ class _Terms:
 
     def __init__(self, target: str, strength: float, lam: float, lr: float, steps: int, sizes: dict[str, Any]) -> None:
         self.target, self.strength, self.lam, self.lr, self.steps, self.sizes = target, strength, lam, lr, steps, sizes
-
-    def of_cell(self, direction: str, inference: str, granularity: str, pro: float) -> Iterator[Any]:
-        levels = ("sample", "category") if granularity == "mixed" else granularity.split("+")
-        ways = ("regularized", "prior") if inference == "mixed" else (inference,)
-        for way, level in product(ways, levels):
-            if direction == "mixed" and way == "meta" and self.target != "loss":
-                yield self.table(level, self.shape, update="meta")  # clean data decide the direction
-            elif direction == "mixed":
-                tau = Top(pro)
-                yield Where(above(tau), self.term(-1, way, level))
-                yield Where(below(tau), self.term(1, way, level))
-            else:
-                yield self.term(-1 if direction == "positive" else 1, way, level)
 
     def term(self, sign: Sign, inference: str, level: str) -> Any:
         """The term of one sign, one way of inference and one level."""
@@ -370,16 +312,16 @@ class _Terms:
             return self.table(level, self.shape, **settings, bound=bound)
         if inference == "meta":
             return Along(sign, self.table(level, (), update="meta", bound=AtLeast(0.0), init=strength / 10))
+        value: Value = strength
         if inference == "tuning" and level == "sample":
-            return Along(sign, Beyond(strength, THRESHOLD, Dissimilarity() if target == "structure" else None))
-        if inference == "tuning":
-            return Along(sign, strength, inference="tuning", granularity=level)
-        knowledge: Value = strength
-        if level == "sample":
-            knowledge = Dissimilarity(strength) if target == "structure" else Doubt(strength)
-        elif level != "corpus":
-            knowledge = Rarity(self.size("class_counts"), strength)
-        return Along(sign, knowledge, inference="prior", granularity=level)
+            measure = Dissimilarity() if target == "structure" else None
+            value = Formula(beyond, scale=strength, threshold=THRESHOLD, measure=measure)
+        elif level == "sample":
+            value = Dissimilarity(strength) if target == "structure" else Formula(doubt, scale=strength)
+        elif inference == "prior" and level != "corpus":
+            counts = torch.as_tensor(self.size("class_counts"), dtype=torch.get_default_dtype())
+            value = Formula(rarity, values=strength * (1 - counts / counts.max()))
+        return Along(sign, value, inference=inference, granularity=level)
 
     def table(self, level: str, shape: tuple[int, ...], **settings: Any) -> Table:
         """A table of a level with rows of a shape."""
@@ -388,11 +330,9 @@ class _Terms:
             return Edges(self.size("num_edges"), shared=level == "corpus", **settings)
         if level == "corpus":
             return Corpus(*shape, **settings)
-        kinds: dict[str, tuple[Callable[..., Table], str]] = {
-            "sample": (Sample, "num_samples"), "category": (Category, "num_classes"), "group": (Group, "num_groups")
-        }  # fmt: skip
-        build, rows = kinds[level]
-        return build(self.size(rows), *shape, **settings)
+        kinds: dict[str, tuple[Any, str]] = {"sample": (Sample, "num_samples"), "category": (Category, "num_classes")}
+        kind, rows = kinds.get(level, (Group, "num_groups"))
+        return kind(self.size(rows), *shape, **settings)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import Batch, Value, at
+from compensate.core.batch import Batch, Value
 from compensate.core.criterion import BinaryBase, Compensated
 from compensate.core.layout import put_rows, rowwise
 from compensate.core.proximal import Ball
@@ -18,47 +18,28 @@ from compensate.core.stages import full_precision
 from compensate.core.statistics import ClassMean, Statistic
 from compensate.core.tables import Category, Sample
 from compensate.core.validation import checked_features
-from compensate.errors import InputError
-from compensate.methods.registry import Block, Real, Space, each, method, one_of
+from compensate.errors import InputError, check, one_of
+from compensate.methods.registry import Formula, Real, Space, each, method
+from compensate.terms import guesses
 from compensate.terms.classes import Counts, checked_counts
-from compensate.terms.guesses import (
-    Blend,
-    Decision,
-    OfClass,
-    ProgressiveTrust,
-    Softened,
-    Worst,
-    decided,
-    guess_of,
-    live_prediction,
-    logits_of,
-)
+from compensate.terms.guesses import Decision, Kind, live_prediction
 from compensate.terms.prior import Toward, prediction, uniform
 from compensate.terms.schedules import Ramp, StepSchedule
 
 __all__ = [
-    "adversarial_label_smoothing",
-    "bootstrap_hard",
-    "bootstrap_soft",
-    "d2l",
-    "data_ambiguation",
-    "deep_self_learning",
-    "distillation",
-    "guess_label",
-    "label_smoothing",
-    "meta_label",
-    "mix_bootstrap",
-    "mix_level_label",
-    "online_label_smoothing",
-    "proselflc",
-]
+    "adversarial_label_smoothing", "bootstrap_hard", "bootstrap_soft", "d2l", "data_ambiguation",
+    "deep_self_learning", "distillation", "guess_label", "label_smoothing", "meta_label", "mix_bootstrap",
+    "mix_level_label", "online_label_smoothing", "proselflc",
+]  # fmt: skip
+
+Conf = Literal["all", "correct"]
+Form = Literal["label", "classic"]
+Guess = Literal["current", "previous_epoch"]
 
 
 @method(
-    "label", "mixed", "prior", "sample+category",
-    equation="19",
+    "label", "mixed", "prior", "sample+category", equation="19", record="loss",
     reference="Yao and Wu, Compensation Learning, 2021; class terms of Zhong et al., MiSLAS, CVPR 2021",
-    record="loss",
     limits="lam = 0 leaves smoothing by class, head = tail = 0 leaves soft bootstrapping. lam + head may not exceed 1.",
     search=Space({"lam": Real(0.01, 0.5), "head": Real(0.0, 0.5), "tail": Real(0.0, 0.5)}),
 )  # fmt: skip
@@ -69,33 +50,27 @@ def mix_level_label(*, class_counts: Counts, lam: float = 0.3, head: float = 0.4
               \Delta y_c = \epsilon_c (I/C - y), \quad
               \epsilon_c = \epsilon_t + (\epsilon_h - \epsilon_t) \sin \frac{\pi (n_c - n_{\min})}{2 (n_{\max} - n_{\min})}
 
-    where :math:`n_c` counts the samples of class c: the labels of frequent classes, where models are overconfident, are smoothed
-    most. The paper gives the form only; the term of the sample is soft bootstrapping with a constant prediction, the term of the
-    class is label-aware smoothing.
+    where :math:`n_c` counts the samples of class c: the labels of frequent classes are smoothed most. The paper gives the form only;
+    the term of the sample is soft bootstrapping with a constant prediction, the term of the class is label-aware smoothing.
 
     Args:
         lam: :math:`\lambda`, the trust in the prediction.
-        head: :math:`\epsilon_h` of the most frequent class.
-        tail: :math:`\epsilon_t` of the rarest class.
+        head, tail: :math:`\epsilon_h` of the most frequent class and :math:`\epsilon_t` of the rarest.
 
     >>> criterion = mix_level_label(class_counts=[90, 9, 1])
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(1.7285)
     """
-    if lam + max(head, tail) > 1:
-        raise InputError(f"lam={lam} and head={head}, tail={tail}; together they may take at most the whole label, 1.")
+    check(lam + max(head, tail) <= 1, "at most the whole label, 1, together", lam=lam, head=head, tail=tail)
     counts = [float(count) for count in checked_counts(class_counts)]
     fewest, span = min(counts), (max(counts) - min(counts)) or 1.0
     smoothing = [tail + (head - tail) * math.sin(math.pi / 2 * (count - fewest) / span) for count in counts]
-    return Compensated(label=(Toward(prediction, lam), Toward(uniform, OfClass(smoothing))))
+    return Compensated(label=(Toward(prediction, lam), Toward(uniform, guesses.OfClass(smoothing))))
 
 
 @method(
-    "label", "mixed", "meta", "sample",
-    equation="5-i with 12-14",
+    "label", "mixed", "meta", "sample", equation="5-i with 12-14", record="loss", needs=["index", "clean"],
     reference="Yao and Wu, Compensation Learning, 2021, Section III-C(4)",
-    record="loss",
-    needs=["index", "clean"],
     limits="Plain cross entropy until meta_step is called. As good as the clean data.",
     search=Space({"lr": Real(5.0, 1000.0, log=True)}),
 )  # fmt: skip
@@ -112,8 +87,7 @@ def meta_label(
 
     Args:
         per: a row for each "sample", or one for each "category", which all samples of a class share.
-        lr: the step :math:`\alpha` of `meta_step` without an optimizer. It is large, because it multiplies the model's own step
-            and one over the batch size.
+        lr: the step :math:`\alpha` of `meta_step`, large, because it multiplies the model's own step and one over the batch size.
 
     >>> criterion = meta_label(num_samples=1000, num_classes=3)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([7]))
@@ -125,13 +99,10 @@ def meta_label(
 
 
 @method(
-    "label", "mixed", "prior", "sample",
-    equation="25",
+    "label", "mixed", "prior", "sample", equation="25", record="loss",
     reference="Szegedy et al., Rethinking the Inception Architecture, CVPR 2016",
-    record="loss",
     limits="lam = 0 is cross entropy. Treats all wrong classes alike, and right labels like wrong ones.",
-    search=Space({"lam": Real(0.01, 0.6)}),
-    candidates=each(lam=(0.1, 0.2, 0.3, 0.45, 0.6)),
+    search=Space({"lam": Real(0.01, 0.6)}), candidates=each(lam=(0.1, 0.2, 0.3, 0.45, 0.6)),
 )  # fmt: skip
 def label_smoothing(*, num_classes: int | None = None, lam: Value = 0.1, base: BinaryBase = None) -> Compensated:
     r"""Label smoothing: every label gives a share to all classes alike.
@@ -141,7 +112,6 @@ def label_smoothing(*, num_classes: int | None = None, lam: Value = 0.1, base: B
     With several labels per sample, :math:`\Delta y_{i,c} = \lambda (1/2 - y_{i,c})`.
 
     Args:
-        num_classes: the number of classes, for a record with `base="bce"`.
         lam: the share :math:`\lambda`; torch calls it `label_smoothing`.
 
     >>> label_smoothing(lam=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
@@ -151,19 +121,13 @@ def label_smoothing(*, num_classes: int | None = None, lam: Value = 0.1, base: B
 
 
 @method(
-    "label", "negative", "adversarial", "sample",
-    equation="26, 27",
+    "label", "negative", "adversarial", "sample", equation="26, 27", record="loss",
     reference="Goibert and Dohmatob, Adversarial Robustness via Label-Smoothing, 2019",
-    record="loss",
     limits="lam = 0 is cross entropy. Meant for adversarial robustness; it has no effect against wrong labels.",
     search=Space({"lam": Real(0.01, 0.6)}),
 )  # fmt: skip
 def adversarial_label_smoothing(
-    *,
-    lam: Value = 0.1,
-    kind: Literal["least_likely", "boltzmann", "second_best"] = "least_likely",
-    temperature: float = 0.1,
-    detach: bool = False,
+    *, lam: Value = 0.1, kind: Kind = "least_likely", temperature: float = 0.1, detach: bool = False
 ) -> Compensated:
     r"""Label smoothing toward the worst guess: the least likely class.
 
@@ -175,30 +139,23 @@ def adversarial_label_smoothing(
 
     Args:
         lam: the share :math:`\lambda`.
-        kind: "least_likely", or a variant of the authors: "boltzmann", :math:`p^*_{i,c} \propto e^{-p_{i,c}/T}` over the classes
-            other than the given one; "second_best", the likeliest of them. Both have mixed directions.
+        kind: "least_likely"; or, of the other classes, "boltzmann", :math:`p^*_{i,c} \propto e^{-p_{i,c}/T}`, or "second_best".
         temperature: :math:`T` of "boltzmann".
         detach: treat the guess of "boltzmann" as a constant in the gradient; the authors' code does not.
 
     >>> adversarial_label_smoothing(lam=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.4184)
     """
-    return Compensated(label=Toward(Worst(kind, temperature, detach), lam))
+    return Compensated(label=Toward(guesses.Worst(kind, temperature, detach), lam))
 
 
 @method(
-    "label", "mixed", "prior", "category",
-    equation="54-56 with beta = 1",
+    "label", "mixed", "prior", "category", equation="54-56 with beta = 1", record="loss", needs=["epochs"],
     reference="Zhang et al., Delving Deep into Label Smoothing, IEEE TIP 2021",
-    record="loss",
-    needs=["epochs"],
     limits="Without end_epoch() it stays label smoothing. A class that is never predicted right keeps a uniform row.",
-    search=Space({"alpha": Real(0.05, 0.95)}),
-    candidates=each(alpha=(0.5, 0.3, 0.1, 0.7, 0.9)),
+    search=Space({"alpha": Real(0.05, 0.95)}), candidates=each(alpha=(0.5, 0.3, 0.1, 0.7, 0.9)),
 )  # fmt: skip
-def online_label_smoothing(
-    *, num_classes: int, alpha: Value = 0.5, conf: Literal["all", "correct"] = "correct"
-) -> Compensated:
+def online_label_smoothing(*, num_classes: int, alpha: Value = 0.5, conf: Conf = "correct") -> Compensated:
     r"""Label smoothing toward the mean of the right predictions of the sample's class in the previous epoch.
 
     .. math:: \Delta y_i = \alpha (\tilde p_{y_i} - y_i), \qquad
@@ -217,46 +174,13 @@ def online_label_smoothing(
 
 
 def divergence(u: Tensor, y: Tensor) -> Tensor:
-    """(B,) the Kullback-Leibler divergence between labels and predictions; for class numbers it is cross entropy.
-
-    >>> divergence(torch.zeros(1, 2), torch.tensor([[0.5, 0.5]]))
-    tensor([0.])
-    """
+    """(B,) the Kullback-Leibler divergence between labels and predictions; for class numbers it is cross entropy."""
     losses = F.cross_entropy(u, y, reduction="none")
     return losses if y.ndim == 1 else losses - torch.special.entr(y).sum(-1)
 
 
-def largest_scale(p: Tensor, y: Tensor, excess: float) -> Tensor:
-    r"""(B, 1) the scale :math:`k` at which :math:`k p` exceeds :math:`y` by a given mass, :math:`\sum_c (k p_c - y_c)_+`.
-
-    The mass is the largest of the sums :math:`k p_S - y_S` over sets of classes, hence :math:`k` is the smallest of the
-    quotients (excess + :math:`y_S`) / :math:`p_S`; only sets of the classes with the least :math:`y_c / p_c` matter.
-
-    >>> largest_scale(torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[1.0, 0.0, 0.0]]), 0.1)
-    tensor([[0.2000]])
-    """
-    tiny = torch.finfo(p.dtype).tiny
-    order = (y / p.clamp(min=tiny)).argsort(-1)
-    p, y = (values.gather(-1, order).cumsum(-1) for values in (p, y))
-    return ((excess + y) / p.clamp(min=tiny)).amin(-1, keepdim=True)
-
-
-def capped_scale(p: Tensor, cap: Tensor) -> Tensor:
-    r"""(B, 1) the scale :math:`k` at which :math:`\min(k p_c, \mathrm{cap}_c)` sums to 1, if the caps sum to at least 1.
-
-    >>> capped_scale(torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[1.0, 0.06, 0.04]]))
-    tensor([[1.8000]])
-    """
-    tiny = torch.finfo(p.dtype).tiny
-    order = (cap / p.clamp(min=tiny)).argsort(-1)
-    p, cap = p.gather(-1, order), cap.gather(-1, order)
-    capped = F.pad(cap[:, :-1].cumsum(-1), (1, 0))
-    free = p.flip(-1).cumsum(-1).flip(-1)
-    return ((1 - capped) / free.clamp(min=tiny)).amax(-1, keepdim=True)
-
-
-@final
-class Ambiguate(Block):
+@torch.no_grad()
+def ambiguation_term(s: Batch, alpha: float, beta: float) -> Tensor:
     r"""The label term of :func:`data_ambiguation`, a constant.
 
     If the prediction is in the set, it is the minimizer; else each class has a multiple of its probability, or its share of the label:
@@ -265,40 +189,29 @@ class Ambiguate(Block):
 
     For class numbers :math:`k = (1 - \alpha) / \sum_{c \in Y_i} p_{i,c}` and :math:`k' = \alpha / \sum_{c \notin Y_i} p_{i,c}`.
     """
-
-    direction, on_simplex = "positive", True
-    inference, granularity = "prior", "sample"
-
-    def __init__(self, alpha: float, beta: Value) -> None:
-        super().__init__()
-        if not 0 <= alpha < 1:
-            raise InputError(f"alpha is {alpha}; expected a share of the probability, in [0, 1).")
-        if not callable(beta) and not 0 <= beta <= 1:
-            raise InputError(f"beta is {beta}; expected a probability.")
-        self.alpha, self.beta = alpha, beta
-
-    @torch.no_grad()
-    def forward(self, s: Batch) -> Tensor:
-        """(B, C) the label compensation."""
-        p = full_precision(s.u.detach()).softmax(-1)
-        y = s.y.to(p.dtype)
-        plausible = p >= rowwise(at(self.beta, s), p)
-        excess = ((p - y).clamp(min=0) * ~plausible).sum(-1, keepdim=True)
-        scaled = torch.where(
-            y > 0, p.clamp(min=torch.finfo(p.dtype).tiny), p
-        )  # a given class of probability 0 keeps its share
-        cap = torch.maximum(y, largest_scale(scaled * ~plausible, y * ~plausible, self.alpha) * scaled)
-        cap = torch.where(plausible, torch.inf, cap)
-        q = torch.minimum(capped_scale(scaled, cap) * scaled, cap)
-        return (torch.where(excess <= self.alpha, p, q) - y).to(s.y.dtype)
+    p = full_precision(s.u.detach()).softmax(-1)
+    y = s.y.to(p.dtype)
+    plausible = p >= rowwise(beta, p)
+    excess = ((p - y).clamp(min=0) * ~plausible).sum(-1, keepdim=True)
+    tiny = torch.finfo(p.dtype).tiny
+    scaled = torch.where(y > 0, p.clamp(min=tiny), p)  # a given class of probability 0 keeps its share
+    # k': sum (k' p - y)+ over the implausible classes is alpha. It is the smallest quotient over the sets of classes with least y / p.
+    free, held = scaled * ~plausible, y * ~plausible
+    order = (held / free.clamp(min=tiny)).argsort(-1)
+    below, above = (values.gather(-1, order).cumsum(-1) for values in (free, held))
+    cap = torch.maximum(y, ((alpha + above) / below.clamp(min=tiny)).amin(-1, keepdim=True) * scaled)
+    cap = torch.where(plausible, torch.inf, cap)
+    # k: the entries min(k p, cap) sum to 1.
+    order = (cap / scaled.clamp(min=tiny)).argsort(-1)
+    capped = F.pad(cap.gather(-1, order)[:, :-1].cumsum(-1), (1, 0))
+    rest = scaled.gather(-1, order).flip(-1).cumsum(-1).flip(-1)
+    k = ((1 - capped) / rest.clamp(min=tiny)).amax(-1, keepdim=True)
+    return (torch.where(excess <= alpha, p, torch.minimum(k * scaled, cap)) - y).to(s.y.dtype)
 
 
 @method(
-    "label", "positive", "prior", "sample",
-    equation="9 with a guess from plausible classes",
+    "label", "positive", "prior", "sample", equation="9 with a guess from plausible classes", record="loss", needs=["steps"],
     reference="Lienen and Huellermeier, Mitigating Label Noise through Data Ambiguation, AAAI 2024",
-    record="loss",
-    needs=["steps"],
     limits="beta = 1 and alpha = 0 is cross entropy. A low beta trusts decisions early, and those confirm themselves.",
     search=Space({"alpha": Real(0.0, 0.3), "beta": Real(0.5, 0.95)}),
     candidates=each(alpha=(0.05, 0.05, 0.1, 0.2, 0.0), beta=(0.75, 0.6, 0.75, 0.6, 0.75)),
@@ -312,22 +225,23 @@ def data_ambiguation(*, alpha: float = 0.05, beta: float = 0.75, beta_end: float
 
     As compensation: :math:`\Delta y_i = q_i - y_i` with the minimizer :math:`q_i`, a constant, and the divergence as base loss, which
     is cross entropy for class numbers. No loss is raised, because :math:`y_i` itself is in the set. The authors define the set for
-    class numbers; for a soft label it is :math:`Q_i = \{ q : \sum_{c : p_{i,c} < \beta} (q_c - y_{i,c})_+ \le \alpha \}`, the same set
-    if the label is a class number. See :class:`~compensate.methods.label.Ambiguate`.
+    class numbers; for a soft label it is :math:`Q_i = \{ q : \sum_{c : p_{i,c} < \beta} (q_c - y_{i,c})_+ \le \alpha \}`.
 
     Args:
         alpha: the probability :math:`\alpha` that implausible classes may have; the authors use 0.05.
         beta: the least probability :math:`\beta` of a plausible class, at the start.
-        beta_end: the same at the end of the training, along a cosine as in the authors' code, but with each step instead of each
-            epoch. None for a constant.
+        beta_end: the same at the end of the training, along a cosine; None for a constant.
 
     >>> criterion = data_ambiguation(beta_end=None)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))         # 2.3584 without: the first class is plausible, too
     tensor(3.7253e-05)
     """
-    constant = beta_end is None or beta_end == beta
-    moving: Value = beta if constant or beta_end is None else Ramp(beta, beta_end, shape="cosine")
-    return Compensated(label=Ambiguate(alpha, moving), base=divergence)
+    check(0 <= alpha < 1, "a share of the probability, in [0, 1)", alpha=alpha)
+    check(0 <= beta <= 1, "a probability", beta=beta)
+    threshold = beta if beta_end in (None, beta) else Ramp(beta, beta_end, shape="cosine")
+    place = {"direction": "positive", "granularity": "sample"}
+    term = Formula(ambiguation_term, alpha=alpha, beta=threshold, on_simplex=True, **place)
+    return Compensated(label=term, base=divergence)
 
 
 def _random_logits(sizes: Mapping[str, Any]) -> Tensor:
@@ -336,11 +250,8 @@ def _random_logits(sizes: Mapping[str, Any]) -> Tensor:
 
 
 @method(
-    "label", "mixed", "prior", "sample",
-    equation="9",
+    "label", "mixed", "prior", "sample", equation="9", record="loss", needs=["teacher", "index"],
     reference="Yao and Wu, Compensation Learning, 2021",
-    record="loss",
-    needs=["teacher", "index"],
     limits="As good as the other model: lam = 0 ignores it, lam = 1 ignores the labels.",
     example=lambda sizes: {"guess": _random_logits(sizes).softmax(-1)},
     search=Space({"lam": Real(0.05, 0.95)}),
@@ -351,8 +262,7 @@ def guess_label(*, guess: nn.Module | Tensor, lam: Value = 0.5, num_classes: int
     .. math:: \Delta y_i = \lambda (y'_i - y_i)
 
     Args:
-        guess: :math:`y'`: the other model, which is run on each batch (and needs `criterion.evaluate`); or its predictions for all
-            samples, distributions (N, C) or class numbers (N,), which need the index.
+        guess: the other model, which needs `criterion.evaluate`; or its distributions (N, C) or class numbers (N,), which need the index.
         lam: the trust :math:`\lambda`.
         num_classes: the number of classes, for class numbers.
 
@@ -360,70 +270,41 @@ def guess_label(*, guess: nn.Module | Tensor, lam: Value = 0.5, num_classes: int
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([0]))
     tensor(1.2584)
     """
-    return Compensated(label=Toward(guess_of(guess, num_classes), lam))
+    return Compensated(label=Toward(guesses.guess_of(guess, num_classes), lam))
 
 
-class _FromTeacher(Block):
-    inference, granularity = "prior", "sample"
-
-    def __init__(self, teacher: nn.Module, lam: Value, temperature: float) -> None:
-        super().__init__()
-        self.q, self.lam, self.temperature = Softened(teacher, temperature), lam, temperature
+def distilled(s: Batch, q: Tensor, lam: Tensor | float, temperature: float) -> Tensor:
+    """The label term of :func:`distillation`, a constant."""
+    return rowwise(lam, s.y) * (q - (s.u.detach() / temperature).softmax(-1))
 
 
-@final
-class Distilled(_FromTeacher):
-    """The label term of :func:`distillation`."""
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B, C) the label compensation, a constant."""
-        own = (s.u.detach() / self.temperature).softmax(-1)
-        return rowwise(at(self.lam, s), s.y) * (self.q(s) - own)
-
-
-@final
-class SoftTargetLoss(_FromTeacher):
+def soft_target_loss(s: Batch, q: Tensor, lam: Tensor | float, temperature: float) -> Tensor:
     """The loss term of :func:`distillation` in its classic form."""
-
-    direction, adds = "negative", True
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B,) the loss compensation."""
-        q, logp = self.q(s), (s.u / self.temperature).log_softmax(-1)
-        return at(self.lam, s) * self.temperature * (q.xlogy(q) - q * logp).sum(-1) * s.valid
+    logp = (s.u / temperature).log_softmax(-1)
+    return lam * temperature * (q.xlogy(q) - q * logp).sum(-1) * s.valid
 
 
 @method(
-    "label", "mixed", "prior", "sample",
-    equation="34, 35",
+    "label", "mixed", "prior", "sample", equation="34, 35", record="loss", needs=["teacher", "index"],
     reference="Hinton et al., Distilling the Knowledge in a Neural Network, 2015",
-    record="loss",
-    needs=["teacher", "index"],
     limits="As good as the teacher. lam = 0 is cross entropy. In the label form the loss itself may be negative.",
     example=lambda sizes: {"teacher": _random_logits(sizes)},
     search=Space({"lam": Real(0.1, 4.0, log=True), "temperature": Real(1.0, 10.0)}),
 )  # fmt: skip
 def distillation(
-    *,
-    teacher: nn.Module | Tensor,
-    lam: Value = 1.0,
-    temperature: float = 4.0,
-    form: Literal["label", "classic"] = "label",
+    *, teacher: nn.Module | Tensor, lam: Value = 1.0, temperature: float = 4.0, form: Form = "label"
 ) -> Compensated:
     r"""Knowledge distillation: labels are corrected by the difference between teacher and student.
 
     .. math:: \Delta y_i = \lambda (q_i - p'_i), \qquad q_i = S(z_i / T), \quad p'_i = S(u_i / T)
 
-    where :math:`z_i` are the teacher's logits and :math:`p'_i` is a constant in the gradient. The classic form is
-    :math:`l'_i = l_i + \frac{\lambda}{T}\, T^2\, \mathrm{KL}(q_i \| p'_i)`. The two have the same gradient,
-    :math:`(p_i - y_i) + \lambda (p'_i - q_i)`, but different values; the paper calls them equal in this sense. The
-    corrected label of the first form may have negative entries and is not projected (Eq. 6 does not hold).
+    where :math:`z_i` are the teacher's logits and :math:`p'_i` is a constant in the gradient. The corrected label may have negative
+    entries and is not projected. The classic form :math:`l'_i = l_i + \lambda T\, \mathrm{KL}(q_i \| p'_i)` has the same gradient,
+    :math:`(p_i - y_i) + \lambda (p'_i - q_i)`, but another value.
 
     Args:
-        teacher: a model, which is run on each batch (and needs `criterion.evaluate`); or its logits for all samples, (N, C),
-            which need the index.
-        lam: the weight :math:`\lambda`; it is :math:`\alpha T` where others write
-            :math:`\mathrm{CE} + \alpha T^2 \mathrm{KL}`.
+        teacher: a model, which needs `criterion.evaluate`; or its logits for all samples, (N, C), which need the index.
+        lam: the weight :math:`\lambda`; it is :math:`\alpha T` where others write :math:`\mathrm{CE} + \alpha T^2 \mathrm{KL}`.
         temperature: :math:`T`.
         form: "label", Eq. 35, or "classic", a loss term.
 
@@ -432,9 +313,11 @@ def distillation(
     tensor(2.4338)
     """
     one_of("form", form, "label", "classic")
+    q = guesses.Softened(guesses.logits_of(teacher), temperature)
+    settings = {"q": q, "lam": lam, "temperature": temperature, "granularity": "sample"}
     if form == "label":
-        return Compensated(label=Distilled(logits_of(teacher), lam, temperature), onto="none")
-    return Compensated(loss=SoftTargetLoss(logits_of(teacher), lam, temperature))
+        return Compensated(label=Formula(distilled, **settings), onto="none")
+    return Compensated(loss=Formula(soft_target_loss, **settings, direction="negative", adds=True))
 
 
 def choose_prototypes(z: Tensor, count: int = 8, rank: float = 0.4, limit: float = 0.95) -> Tensor:
@@ -444,13 +327,8 @@ def choose_prototypes(z: Tensor, count: int = 8, rank: float = 0.4, limit: float
               \eta_i = \begin{cases} \max_{j: \rho_j > \rho_i} S_{ij} & \rho_i < \rho_{\max} \\
                        \min_j S_{ij} & \rho_i = \rho_{\max} \end{cases}
 
-    The `count` densest rows (largest :math:`\rho`) with :math:`\eta <` `limit` are chosen, and rows beyond the limit only if others
-    do not suffice. :math:`S_c` is the entry of :math:`S` at `rank`, in ascending order.
-
-    Returns:
-        (min(count, m),) row numbers, densest first.
-
-    Reference: Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019.
+    The `count` densest rows (largest :math:`\rho`) with :math:`\eta <` `limit` are chosen, densest first, and rows beyond the limit only
+    if others do not suffice. :math:`S_c` is the entry of :math:`S` at `rank`, in ascending order.
     """
     unit = F.normalize(z, dim=-1)
     similar = unit @ unit.T
@@ -468,45 +346,30 @@ def choose_prototypes(z: Tensor, count: int = 8, rank: float = 0.4, limit: float
 class Prototypes(Statistic):
     r"""Labels from the prototypes of the previous epoch, as in :func:`deep_self_learning`; as a value, (B, C) one-hot.
 
-    Until the first epoch has ended the guess is the given label. The authors relabel the whole set between epochs, in an extra pass;
-    this class relabels a sample at its visit, by its current features and the prototypes of the previous epoch.
+    Until the first epoch has ended the guess is the given label. The authors relabel the whole set between epochs; this class relabels
+    a sample at its visit, by its current features.
     """
 
     reader = "a choice of prototypes"
 
     def __init__(
-        self,
-        num_samples: int,
-        num_classes: int,
-        feature_dim: int,
-        *,
-        count: int = 8,
-        sampled: int = 1280,
-        rank: float = 0.4,
-        limit: float = 0.95,
+        self, num_samples: int, num_classes: int, feature_dim: int, count: int, sampled: int, rank: float, limit: float
     ) -> None:
         super().__init__()
-        if count < 1 or sampled < 1:
-            raise InputError(f"count={count}, sampled={sampled}; expected at least one prototype and one sample.")
+        check(count >= 1 and sampled >= 1, "at least one prototype and one sample", count=count, sampled=sampled)
         self.num_samples, self.num_classes, self.rolls = num_samples, num_classes, True
         self.count, self.rank, self.limit = count, rank, limit
         kept = min(num_samples, sampled * num_classes)
         # A fixed seed: all processes must agree on the samples, and a new run too.
         chosen = torch.randperm(num_samples, generator=torch.Generator().manual_seed(0))[:kept]
         slot = torch.full((num_samples,), -1).index_copy_(0, chosen, torch.arange(kept))
-        self.track("slot", slot, merge="same")
-        self.track("features", torch.zeros(kept, feature_dim), merge="rows")
-        self.track("given", torch.full((kept,), -1), merge="rows")
-        self.track("prototypes", torch.zeros(num_classes, count, feature_dim), merge="same")
-        self.track("known", torch.zeros(num_classes, count), merge="same")
-        self.slot: Tensor
-        self.features: Tensor
-        self.given: Tensor
-        self.prototypes: Tensor
-        self.known: Tensor
+        self.slot = self.track("slot", slot, merge="same")
+        self.features = self.track("features", torch.zeros(kept, feature_dim), merge="rows")
+        self.given = self.track("given", torch.full((kept,), -1), merge="rows")
+        self.prototypes = self.track("prototypes", torch.zeros(num_classes, count, feature_dim), merge="same")
+        self.known = self.track("known", torch.zeros(num_classes, count), merge="same")
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the guess."""
         z = F.normalize(s.z.detach().flatten(1).to(self.prototypes.dtype), dim=-1)
         similar = torch.einsum("bd,cpd->bcp", z, self.prototypes)  # prototypes are unit vectors, or zero if unknown
         counts = self.known.sum(-1)
@@ -515,12 +378,10 @@ class Prototypes(Statistic):
         return torch.where(counts.any(), guess, s.y)
 
     def check(self, s: Batch) -> None:
-        """Also checks the features."""
         super().check(s)
         checked_features(s, self.features.shape[-1])
 
     def observe(self, s: Batch) -> None:
-        """Stores the features of the chosen samples in the batch."""
         slots = self.slot[self.index(s)]
         kept, z = (slots >= 0) & s.valid, s.z.detach().flatten(1).to(self.features.dtype)
         put_rows(self.features, slots, z, kept)
@@ -538,11 +399,8 @@ class Prototypes(Statistic):
 
 
 @method(
-    "label", "mixed", "prior", "sample",
-    equation="9 with labels from prototypes",
+    "label", "mixed", "prior", "sample", equation="9 with labels from prototypes", record="loss", needs=["model", "features", "index", "epochs"],
     reference="Han et al., Deep Self-Learning From Noisy Labels, ICCV 2019",
-    record="loss",
-    needs=["model", "features", "index", "epochs"],
     limits="Cross entropy until epoch `start`. Keeps features of up to `sampled` samples per class.",
 )  # fmt: skip
 def deep_self_learning(
@@ -562,15 +420,13 @@ def deep_self_learning(
     .. math:: \Delta y_i = \alpha (\hat y_i - y_i), \qquad
               \hat y_i = \arg\max_c \frac1p \sum_{k=1}^p \cos(z_i, z_{c,k})
 
-    where :math:`z_{c,k}` are the :math:`p` prototypes of class c, chosen again at the end of each epoch; see
-    :class:`~compensate.methods.label.Prototypes`, which also lists the differences from the authors' code.
+    where :math:`z_{c,k}` are the :math:`p` prototypes of class c, chosen again at the end of each epoch. The authors relabel the whole
+    set between epochs; here a sample is relabeled at its visit.
 
     Args:
         alpha: the share :math:`\alpha` of the new label.
-        start: epochs before labels change. Prototypes of a barely trained network are poor, and their labels may collapse all
-            classes into one: with ``start=1`` one of three trainings on digits collapsed.
-        count: prototypes per class.
-        sampled: samples per class (on average) that prototypes are chosen from, always the same ones.
+        start: epochs before labels change; with ``start=1`` one of three trainings on digits collapsed into one class.
+        count, sampled: prototypes per class, and samples per class (on average) that they are chosen from.
         rank: the position of the similarity threshold among all similarities, in ascending order.
         limit: the similarity beyond which two prototypes are too much alike.
 
@@ -578,13 +434,9 @@ def deep_self_learning(
     >>> print(criterion.taxonomy)
     label · mixed · prior · sample
     """
-    if start < 1:
-        raise InputError(f"start is {start}; prototypes are known after the first epoch, so expected at least 1.")
+    check(start >= 1, "at least 1, as prototypes are known after the first epoch", start=start)
     q = Prototypes(num_samples, num_classes, feature_dim, count=count, sampled=sampled, rank=rank, limit=limit)
     return Compensated(label=Toward(q, StepSchedule({0: 0.0, start: alpha})))
-
-
-Guess = Literal["current", "previous_epoch"]
 
 
 @final
@@ -599,32 +451,23 @@ class LastPrediction(Statistic):
     def __init__(self, num_samples: int, num_classes: int, hard: bool = False) -> None:
         super().__init__()
         self.num_samples, self.num_classes, self.hard = num_samples, num_classes, hard
-        self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
-        self.rows: Tensor
+        self.rows = self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the guess."""
         rows = self.rows[self.index(s)].to(s.u.dtype)
-        guess = decided(rows, 0.5 if s.places.binary else None) if self.hard else rows
+        guess = guesses.decided(rows, 0.5 if s.places.binary else None) if self.hard else rows
         return torch.where(rows.sum(-1, keepdim=True) > 0, guess, s.y)
 
     def observe(self, s: Batch) -> None:
-        """Stores the predictions of the batch."""
         p = s.plain.sigmoid() if s.places.binary else s.plain.softmax(-1)
         padded = s.places.dense and not s.complete  # padding has no row
         put_rows(self.rows, self.index(s), p.to(self.rows.dtype), s.valid if padded else None)
 
 
 def _bootstrap(
-    guess: Guess,
-    current: Value,
-    beta: float,
-    num_samples: int | None,
-    num_classes: int | None,
-    base: BinaryBase,
-    *,
-    hard: bool = False,
+    q: Value, beta: float, guess: Guess, num_samples: int | None, num_classes: int | None, base: BinaryBase
 ) -> Compensated:
+    """Labels move toward the guess `q`, or toward the prediction of the previous epoch."""
     one_of("guess", guess, "current", "previous_epoch")
     if guess == "previous_epoch":
         if num_samples is None or num_classes is None:
@@ -632,18 +475,15 @@ def _bootstrap(
                 'guess="previous_epoch" keeps a prediction for each sample: give num_samples and num_classes.'
             )
         rows, columns = (num_samples * num_classes, 1) if base == "bce" else (num_samples, num_classes)
-        current = LastPrediction(rows, columns, hard)
-    return Compensated(label=Toward(current, round(1 - beta, 12)), base=base)
+        q = LastPrediction(rows, columns, hard=isinstance(q, Decision))
+    return Compensated(label=Toward(q, round(1 - beta, 12)), base=base)
 
 
 @method(
-    "label", "mixed", "prior", "sample",
-    equation="10",
+    "label", "mixed", "prior", "sample", equation="10", record="loss",
     reference="Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015",
-    record="loss",
     limits="beta = 1 is cross entropy. A prediction that is trusted too early confirms itself.",
-    search=Space({"beta": Real(0.3, 1.0)}),
-    candidates=each(beta=(0.95, 0.9, 0.8, 0.6, 0.4)),
+    search=Space({"beta": Real(0.3, 1.0)}), candidates=each(beta=(0.95, 0.9, 0.8, 0.6, 0.4)),
 )  # fmt: skip
 def bootstrap_soft(
     *,
@@ -662,25 +502,20 @@ def bootstrap_soft(
 
     Args:
         beta: the share :math:`\beta` of the given label.
-        guess: "current", the prediction of this step, which is the loss of Reed et al.; or "previous_epoch", the prediction of
-            the sample's previous visit, which is the paper's text (and needs `num_samples` and `num_classes`).
-        detach: treat the current prediction as a constant in the gradient. Reed et al. do not: their loss adds
-            minimum-entropy regularization.
+        guess: "current" (Reed et al.) or "previous_epoch" (the paper's text; needs `num_samples` and `num_classes`).
+        detach: treat the current prediction as a constant in the gradient; Reed et al. do not, which adds minimum-entropy regularization.
 
     >>> bootstrap_soft(beta=0.95)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.2661)
     """
-    return _bootstrap(guess, prediction if detach else live_prediction, beta, num_samples, num_classes, base)
+    return _bootstrap(prediction if detach else live_prediction, beta, guess, num_samples, num_classes, base)
 
 
 @method(
-    "label", "positive", "prior", "sample",
-    equation="10",
+    "label", "positive", "prior", "sample", equation="10", record="loss",
     reference="Reed et al., Training Deep Neural Networks on Noisy Labels with Bootstrapping, ICLR workshop 2015",
-    record="loss",
     limits="beta = 1 is cross entropy. A decision that is trusted too early confirms itself.",
-    search=Space({"beta": Real(0.3, 1.0)}),
-    candidates=each(beta=(0.9, 0.8, 0.6, 0.4, 0.3)),
+    search=Space({"beta": Real(0.3, 1.0)}), candidates=each(beta=(0.9, 0.8, 0.6, 0.4, 0.3)),
 )  # fmt: skip
 def bootstrap_hard(
     *,
@@ -704,25 +539,17 @@ def bootstrap_hard(
     >>> bootstrap_hard(beta=0.8)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(1.9184)
     """
-    return _bootstrap(guess, Decision(), beta, num_samples, num_classes, base, hard=True)
+    return _bootstrap(Decision(), beta, guess, num_samples, num_classes, base)
 
 
 @method(
-    "label", "mixed", "prior", "sample+category",
-    equation="54-56",
+    "label", "mixed", "prior", "sample+category", equation="54-56", record="loss", needs=["epochs"],
     reference="Yao and Wu, Compensation Learning, 2021",
-    record="loss",
-    needs=["epochs"],
     limits="beta = 0 is soft bootstrapping with its beta = 1 - alpha; beta = 1 is online label smoothing.",
     search=Space({"alpha": Real(0.05, 0.8), "beta": Real(0.0, 1.0)}),
 )  # fmt: skip
 def mix_bootstrap(
-    *,
-    num_classes: int,
-    alpha: Value = 0.2,
-    beta: Value = 0.5,
-    conf: Literal["all", "correct"] = "correct",
-    detach: bool = False,
+    *, num_classes: int, alpha: Value = 0.2, beta: Value = 0.5, conf: Conf = "correct", detach: bool = False
 ) -> Compensated:
     r"""mixBootstrapping: labels move toward the prediction of the sample and the mean prediction of its class.
 
@@ -731,24 +558,20 @@ def mix_bootstrap(
     where :math:`\tilde p_c` is the mean prediction of class c in the previous epoch.
 
     Args:
-        alpha: the share of the guess. The paper gives no value, neither for this nor for `beta`.
-        beta: the share :math:`\beta` of the class.
+        alpha, beta: the shares of the guess and of the class. The paper gives no values.
         conf: the two definitions of Eq. 56: "all" predictions count, or only "correct" ones.
         detach: treat :math:`p_i` as a constant in the gradient; soft bootstrapping does not.
 
     >>> mix_bootstrap(num_classes=3, alpha=0.1)(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.2394)
     """
-    q = Blend(ClassMean(num_classes, conf), prediction if detach else live_prediction, beta)
+    q = guesses.Blend(ClassMean(num_classes, conf), prediction if detach else live_prediction, beta)
     return Compensated(label=Toward(q, alpha))
 
 
 @method(
-    "label", "mixed", "prior", "sample",
-    equation="10 with a trust for each sample",
+    "label", "mixed", "prior", "sample", equation="10 with a trust for each sample", record="loss", needs=["steps"],
     reference="Wang et al., ProSelfLC: Progressive Self Label Correction, CVPR 2021",
-    record="loss",
-    needs=["steps"],
     limits="Needs the length of the training: before its middle hardly anything changes.",
     search=Space({"sharpness": Real(4.0, 32.0), "middle": Real(0.2, 0.8)}),
     candidates=each(sharpness=(16.0, 8.0, 24.0, 16.0, 16.0), middle=(0.5, 0.5, 0.5, 0.3, 0.15)),
@@ -762,20 +585,14 @@ def proselflc(*, sharpness: float = 16.0, middle: float = 0.5, detach: bool = Fa
     where :math:`t \in [0, 1]` is the progress of the training.
 
     Args:
-        sharpness: :math:`b`.
-        middle: :math:`t_0`, the time of half trust.
-        detach: treat :math:`p_i` in the label as a constant in the gradient; the authors' code does not. :math:`\epsilon_i`
-            is a constant in both.
+        sharpness, middle: :math:`b`, and :math:`t_0`, the time of half trust.
+        detach: treat :math:`p_i` in the label as a constant in the gradient; the authors' code does not.
 
     >>> criterion = proselflc().start(total_steps=100)
     >>> loss = criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     """
-    guess = prediction if detach else live_prediction
-    return Compensated(label=Toward(guess, ProgressiveTrust(sharpness, middle)))
-
-
-SMALL = 1e-8
-"""Keeps the logarithm of a ratio of distances finite."""
+    q = prediction if detach else live_prediction
+    return Compensated(label=Toward(q, guesses.ProgressiveTrust(sharpness, middle)))
 
 
 def local_dimensionality(z: Tensor, k: int = 20) -> Tensor:
@@ -783,9 +600,7 @@ def local_dimensionality(z: Tensor, k: int = 20) -> Tensor:
 
     .. math:: \mathrm{LID}_i = -\left( \frac1k \sum_{j=1}^k \log \frac{r_{ij}}{r_{ik}} \right)^{-1}
 
-    where :math:`r_{i1} \le \dots \le r_{ik}` are the distances to the `k` nearest other rows.
-
-    Reference: Amsaleg et al., Estimating Local Intrinsic Dimensionality, KDD 2015.
+    where :math:`r_{i1} \le \dots \le r_{ik}` are the distances to the `k` nearest other rows (Amsaleg et al., KDD 2015).
     """
     k = min(k, len(z) - 1)
     if k < 2:
@@ -793,21 +608,15 @@ def local_dimensionality(z: Tensor, k: int = 20) -> Tensor:
     z = full_precision(z)  # distances are not defined for half precision
     distances = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")
     r = distances.topk(k + 1, largest=False).values[:, 1:]  # the nearest row is the row itself
-    return -k / torch.log(r / r[:, -1:] + SMALL).sum(-1)
+    return -k / torch.log(r / r[:, -1:] + 1e-8).sum(-1)  # duplicates have a distance of 0
 
 
 @final
 class Dimensionality(Statistic):
-    r"""Observes the dimensionality of the features; as a value, the trust in the predictions of the model.
+    r"""Observes the dimensionality of the features; as a value, the trust :math:`1 - \alpha_e` of :func:`d2l`.
 
-    .. math:: \lambda = 1 - \exp\left( -\frac{e}{E} \frac{\mathrm{LID}_e}{\min_{j \le e} \mathrm{LID}_j} \right)
-
-    from the turning point on and 0 before, where :math:`\mathrm{LID}_e` is the mean over epoch :math:`e` of the
-    :math:`E` epochs. The turning point is the first epoch, after `patience + window` epochs, whose LID exceeds the mean of the
-    `window` epochs before it by two of their standard deviations: from there the model spreads its features to fit wrong labels.
-
-    The authors measure 1,280 samples at the start of each epoch, and return to the weights of the turning point; this class measures
-    all batches during the epoch, and leaves the weights to the training loop.
+    The turning point is the first epoch, after `patience + window` epochs, whose mean dimensionality exceeds the mean of the `window`
+    epochs before it by two of their standard deviations.
     """
 
     direction = "positive"  # for the most likely class; a guess with another direction declares it
@@ -815,40 +624,29 @@ class Dimensionality(Statistic):
 
     def __init__(self, k: int = 20, window: int = 5, patience: int = 5) -> None:
         super().__init__()
-        if k < 2 or window < 1 or patience < 0:
-            raise InputError(
-                f"k={k}, window={window}, patience={patience}; expected k >= 2, window >= 1, patience >= 0."
-            )
+        numbers = {"k": k, "window": window, "patience": patience}
+        check(k >= 2 and window >= 1 and patience >= 0, "k >= 2, window >= 1, patience >= 0", **numbers)
         self.k, self.window, self.patience, self.rolls = k, window, patience, True
-        self.track("total", torch.zeros(()), merge="sum")
-        self.track("count", torch.zeros(()), merge="sum")
-        self.track("recent", torch.zeros(window + 1), merge="same")
-        self.track("lowest", torch.tensor(torch.inf), merge="same")
-        for name, start in (("epochs", 0), ("turned", -1), ("seen", 0), ("begun", 0)):
-            self.track(name, torch.tensor(start), merge="same")
-        self.total: Tensor
-        self.count: Tensor
-        self.recent: Tensor
-        self.lowest: Tensor
-        self.epochs: Tensor
-        self.turned: Tensor
-        self.seen: Tensor
-        self.begun: Tensor
+        self.total = self.track("total", torch.zeros(()), merge="sum")
+        self.count = self.track("count", torch.zeros(()), merge="sum")
+        self.recent = self.track("recent", torch.zeros(window + 1), merge="same")
+        self.lowest = self.track("lowest", torch.tensor(torch.inf), merge="same")
+        self.epochs = self.track("epochs", torch.tensor(0), merge="same")
+        self.turned = self.track("turned", torch.tensor(-1), merge="same")
+        self.seen = self.track("seen", torch.tensor(0), merge="same")
+        self.begun = self.track("begun", torch.tensor(0), merge="same")
 
     def forward(self, s: Batch) -> Tensor:
-        """The current trust, a scalar tensor."""
         s.criterion.require_total()
         time = self.begun / s.criterion.total
         trust = 1 - torch.exp(-time * self.recent[-1] / self.lowest)
         return torch.where(self.turned >= 0, trust, 0.0).to(s.u.dtype)
 
     def check(self, s: Batch) -> None:
-        """Also requires features."""
         super().check(s)
         _ = s.z
 
     def observe(self, s: Batch) -> None:
-        """Adds the dimensionality of the batch."""
         if not len(s.target):
             return
         lid = local_dimensionality(s.z.detach().flatten(1), self.k)
@@ -858,7 +656,6 @@ class Dimensionality(Statistic):
         self.seen += 1
 
     def end_epoch(self) -> None:
-        """Compares the epoch with the epochs before it."""
         now = torch.where(self.count > 0, self.total / self.count, self.recent[-1])
         self.recent.copy_(torch.cat([self.recent[1:], now[None]]))
         self.lowest.copy_(torch.where(now > 0, torch.minimum(self.lowest, now), self.lowest))
@@ -873,11 +670,8 @@ class Dimensionality(Statistic):
 
 
 @method(
-    "label", "positive", "prior", "sample",
-    equation="10 with a trust from the dimensionality",
+    "label", "positive", "prior", "sample", equation="10 with a trust from the dimensionality", record="loss", needs=["model", "features", "epochs", "steps"],
     reference="Ma et al., Dimensionality-Driven Learning with Noisy Labels, ICML 2018",
-    record="loss",
-    needs=["model", "features", "epochs", "steps"],
     limits="Cross entropy until the features begin to spread, at the earliest after window + patience epochs.",
 )  # fmt: skip
 def d2l(*, k: int = 20, window: int = 5, patience: int = 5, guess: Literal["hard", "soft"] = "hard") -> Compensated:
@@ -886,13 +680,13 @@ def d2l(*, k: int = 20, window: int = 5, patience: int = 5, guess: Literal["hard
     .. math:: \Delta y_i = (1 - \alpha_e)(o_i - y_i), \qquad
               \alpha_e = \exp\left( -\frac{e}{E} \frac{\mathrm{LID}_e}{\min_j \mathrm{LID}_j} \right)
 
-    from the turning point of the local intrinsic dimensionality on, and zero before; see
-    :class:`~compensate.methods.label.Dimensionality`, which also lists the differences from the authors' code.
+    from the turning point of the local intrinsic dimensionality on, where the model spreads its features to fit wrong labels, and zero
+    before. The authors measure 1,280 samples at the start of each epoch, and return to the weights of the turning point; here all
+    batches are measured during the epoch, and the weights are left to the training loop.
 
     Args:
         k: the number of neighbors in the batch.
-        window: earlier epochs that the current one is compared with.
-        patience: further epochs before the first comparison.
+        window, patience: earlier epochs that the current one is compared with, and further epochs before the first comparison.
         guess: :math:`o_i`, the most likely class ("hard", the authors' code) or the prediction itself ("soft").
 
     >>> print(d2l(num_samples=100).taxonomy)

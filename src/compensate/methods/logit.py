@@ -18,17 +18,14 @@ from compensate.core.statistics import Evidence
 from compensate.core.stores import Store
 from compensate.core.tables import Category, Sample, Table, TouchedRows
 from compensate.core.validation import checked_classes, checked_keys
-from compensate.errors import InputError
-from compensate.methods.registry import Block, Choice, PaperData, Real, Space, each, method, one_of
+from compensate.errors import InputError, check, one_of
+from compensate.methods.registry import Block, Choice, Formula, PaperData, Real, Space, each, method
 from compensate.methods.weighting import of_given
 from compensate.terms.adversarial import Adversarial
 from compensate.terms.classes import Counts, label_shares, proportions
 from compensate.terms.schedules import Warmup
 
 __all__ = ["adversarial_logit", "category_logit", "causal_logit", "gated_category", "logcomp", "lpl", "meta_logit"]
-
-PAPER_LAMBDA, PAPER_RATE = 0.25, 3.0
-"""From the sets that the paper's Appendix B searches: {0.25, 0.35} and {1.5, 3, 4.5, 6}."""
 
 DEFAULT_LAMBDA = 0.25
 """The only candidate of 0.05, 0.1 and 0.25 that was never worse than cross entropy on five data sets, with and without wrong labels
@@ -47,14 +44,11 @@ _PAPER_SEARCH: dict[PaperData, Space] = {
 
 
 @method(
-    "logit", "positive", "regularized", "sample",
-    equation="43",
+    "logit", "positive", "regularized", "sample", equation="43", needs=["index"],
     reference="Yao and Wu, Compensation Learning, 2021, Algorithm 1",
-    needs=["index"],
     limits="lambda >= 1 means no compensation at all. Too large a step hurts while the model is still learning: where it explains few labels to the end "
     "(short training, strong augmentation), the default costs accuracy; take lambda 0.5 or more there, or MixComp.",
-    search=Space({"lam": Real(0.01, 0.5, log=True), "lr": Real(0.02, 5.0, log=True)}),
-    paper_search=_PAPER_SEARCH,
+    search=Space({"lam": Real(0.01, 0.5, log=True), "lr": Real(0.02, 5.0, log=True)}), paper_search=_PAPER_SEARCH,
     candidates=each(lam=(0.1, 0.05, 0.05, 0.03, 0.25), lr=(1.0, 1.0, 3.0, 1.0, 0.25)),
 )  # fmt: skip
 def logcomp(
@@ -77,61 +71,50 @@ def logcomp(
 
     where :math:`v_i`, learned with the model, is a row of a table that persists over the epochs. Rows take proximal steps, hence
     samples without doubt keep exact zeros. For fixed logits the optimum moves only the given class, by
-    :math:`\max(0, \mathrm{logit}(1-\lambda) - \mathrm{logit}(p_{y}))`. The paper's Algorithm 1 leaves out the update of
-    :math:`v`; its Appendix B gives it a learning rate, which is `lr`.
+    :math:`\max(0, \mathrm{logit}(1-\lambda) - \mathrm{logit}(p_{y}))`.
 
     With several labels per sample, each (sample, label) has its own number,
 
     .. math:: L = \frac1{BC} \sum_{i,c} l(\sigma(u_{i,c} + v_{i,c}), y_{i,c}) + \lambda |v_{i,c}|
 
     Args:
-        lam: the weight :math:`\lambda` of the penalty, in [0, 1) to have an effect; 0.25 if not given. A smaller one compensates more
-            samples: it gains more with many wrong labels, and costs accuracy for a small network on clean labels.
+        lam: the weight :math:`\lambda` of the penalty, in [0, 1) to have an effect; 0.25 if not given. A smaller one compensates more.
         lr: the step of a row per sample and visit; 1 if not given.
         update: "prox", with exact zeros (the default), or "subgradient", as written in the paper.
-        preset: the paper's values for arguments not given: "paper" applies its learning rate to the mean over a batch (divided by
-            `batch_size`), "paper-per-sample" to each sample; both by subgradient.
-        batch_size: for `preset="paper"`.
+        preset, batch_size: the paper's values for arguments not given: "paper" applies its learning rate to the mean over a batch
+            (divided by `batch_size`), "paper-per-sample" to each sample; both by subgradient.
         warmup: epochs over which `lam`, a number, falls from 1, where nothing is compensated, to its value.
         table: the storage of the rows: "auto" (in full up to a gigabyte), "dense", "sparse", or the name of a file, such as
             "rows.tab"; with the suffix ":float16", in 16 bits. See :class:`~compensate.terms.Sample`.
-        record: the record of each sample for `suspects`: "full", 24 bytes; "lean", 8, without losses and sizes; "none";
-            "auto", full up to a million samples and lean beyond.
+        record: the record for `suspects`: "full", 24 bytes a sample; "lean", 8; "none"; "auto", full up to a million samples.
         base: "bce" for several labels per sample: targets (B, C) in {0, 1}.
 
     >>> criterion = logcomp(num_samples=1000, num_classes=3)
     >>> loss = criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([7]))
     """
-    presets: dict[str | None, tuple[float, float, Literal["prox", "subgradient"]]] = {
-        None: (DEFAULT_LAMBDA, 1.0, "prox"),
-        "paper": (PAPER_LAMBDA, PAPER_RATE / batch_size, "subgradient"),
-        "paper-per-sample": (PAPER_LAMBDA, PAPER_RATE, "subgradient"),
-    }
     one_of("preset", preset, None, "paper", "paper-per-sample")
     one_of("record", record, "auto", "full", "lean", "none")
-    default_lam, default_lr, default_update = presets[preset]
-    strength: Value = default_lam if lam is None else lam
+    # The paper's Appendix B searches {0.25, 0.35} and {1.5, 3, 4.5, 6}.
+    strength: Value = lam if lam is not None else DEFAULT_LAMBDA if preset is None else 0.25
+    rate = {None: 1.0, "paper": 3.0 / batch_size, "paper-per-sample": 3.0}[preset]
+    moves = update or ("prox" if preset is None else "subgradient")
     labels = num_classes if base == "bce" else 1
     if warmup is not None:
         if callable(strength):
             raise InputError(
-                f"lam is a {type(strength).__name__} and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
+                f"lam is a schedule and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
             )
         strength = Warmup(1.0, float(strength), epochs=warmup, num_samples=num_samples * labels)
-    rows = Sample(
-        num_samples * labels, num_classes // labels, penalty=L1(strength), lr=default_lr if lr is None else lr,
-        update=update or default_update, store=table,
-    )  # fmt: skip
+    size = (num_samples * labels, num_classes // labels)
+    rows = Sample(*size, penalty=L1(strength), lr=rate if lr is None else lr, update=moves, store=table)
     lean = record == "lean" or (record == "auto" and num_samples * labels > MAX_FULL_RECORD)
-    kept = Evidence(
-        num_samples, score="margin", lean=lean, num_classes=2 if base == "bce" else num_classes, num_labels=labels
-    )
+    classes = 2 if base == "bce" else num_classes
+    kept = Evidence(num_samples, score="margin", lean=lean, num_classes=classes, num_labels=labels)
     return Compensated(logit=rows, base=base, record=None if record == "none" else kept)
 
 
 @method(
-    "logit", "positive", "regularized", "category",
-    equation="17",
+    "logit", "positive", "regularized", "category", equation="17",
     reference="Yao and Wu, Compensation Learning, 2021, Eq. (17)",
     limits="A large lambda leaves cross entropy; a small one lets a class explain its samples away, the large classes first.",
     search=Space({"lam": Real(0.01, 1.0, log=True), "lr": Real(0.01, 1.0, log=True)}),
@@ -144,14 +127,13 @@ def category_logit(*, num_classes: int, lam: Value = 1.0, lr: float = 0.1) -> Co
     where :math:`\Delta u_c` is a row of a table. The paper leaves the regularizer open; many samples share a row, and it need not
     be sparse, hence the square.
 
-    It is a building block rather than a remedy: a row lowers the losses of its whole class, the model learns less of that class, and
-    at test time the row is gone. On held-out digits with skewed classes the mean accuracy of the classes falls with the penalty: 0.879
-    with 1, 0.847 with 0.1, 0.809 with 0.01, against 0.878 for cross entropy (three seeds, `python -m experiments choices`); under pair
-    noise nothing is gained. For skew use :func:`~compensate.methods.imbalance.logit_adjustment`.
+    It is a building block rather than a remedy: a row lowers the losses of its whole class, and the model learns less of that class. On
+    held-out skewed digits the mean accuracy of the classes falls with the penalty: 0.879 with 1, 0.809 with 0.01, against 0.878 for
+    cross entropy (three seeds, `python -m experiments choices`). For skew use :func:`~compensate.methods.imbalance.logit_adjustment`.
 
     Args:
         lam: the weight :math:`\lambda` of the penalty.
-        lr: the step of a row, by the mean gradient of its samples in the batch.
+        lr: the step of a row, by the mean gradient of its samples.
 
     >>> print(category_logit(num_classes=10).taxonomy)
     logit · positive · regularized · category
@@ -170,8 +152,7 @@ class GatedL1(nn.Module):
 
     def __init__(self, balance: float) -> None:
         super().__init__()
-        if balance < 0:
-            raise InputError(f"balance is {balance}; the weight of a penalty is at least 0.")
+        check(balance >= 0, "the weight of a penalty, at least 0", balance=balance)
         self.balance = balance
 
     def forward(self, v: Tensor, s: Batch) -> Tensor:
@@ -189,9 +170,8 @@ class GatedL1(nn.Module):
     def _weights(self, v: Tensor, s: Batch) -> Tensor:
         """(C, C) for each pair of classes, the mean over their rows of the batch."""
         counts = s.active.to(v.dtype)
-        totals = v.new_zeros(2, len(v)).index_add_(
-            1, s.labels, torch.stack([gate_of(s).detach().to(v.dtype), counts.new_ones(len(counts))]) * counts
-        )
+        values = torch.stack([gate_of(s).detach().to(v.dtype) * counts, counts])
+        totals = v.new_zeros(2, len(v)).index_add_(1, s.labels, values)
         gates, number = totals[:, :, None] + totals[:, None, :]
         return self.balance / max(len(v) - 1, 1) * gates / number.clamp(min=1)
 
@@ -204,9 +184,6 @@ class Pairs(Table):
     r"""A symmetric matrix with zero diagonal, a number for each pair of classes; a sample reads the row of its class, :math:`b_{y_i}`.
 
     A number moves by the mean gradient of the samples of its two classes.
-
-    >>> Pairs(3, penalty=GatedL1(0.01))
-    Pairs(3 x 3, GatedL1(0.01), lr=1, prox)
     """
 
     granularity = "category"
@@ -215,7 +192,6 @@ class Pairs(Table):
         super().__init__(num_classes, num_classes, **settings)
 
     def key(self, s: Batch) -> Tensor:
-        """(B,) the given class of each sample."""
         return checked_keys(s.labels, self.shape[0], "a table of pairs", "class", s.check)
 
     def descend(self, touched: TouchedRows, grad: Tensor, s: Batch) -> None:
@@ -229,18 +205,10 @@ class Pairs(Table):
         self.write(torch.arange(len(rows), device=rows.device), rows)
 
 
-@final
-class Gated(Block):
-    """The logit term of :func:`gated_category`."""
-
-    def __init__(self, table: Table) -> None:
-        super().__init__()
-        self.table = table
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B, C + 1) the logit compensation; the gate is not compensated."""
-        checked_classes(s, self.table.shape[-1] + 1, "gated compensation with one more output, the gate,")
-        return F.pad(gate_of(s)[:, None] * self.table(s), (0, 1))
+def gated(s: Batch, table: Tensor) -> Tensor:
+    """(B, C + 1) the logit term of :func:`gated_category`; the gate is not compensated."""
+    checked_classes(s, table.shape[-1] + 1, "gated compensation with one more output, the gate,")
+    return F.pad(gate_of(s)[:, None] * table, (0, 1))
 
 
 def without_gate(u: Tensor, y: Tensor) -> Tensor:
@@ -249,10 +217,8 @@ def without_gate(u: Tensor, y: Tensor) -> Tensor:
 
 
 @method(
-    "logit", "positive", "regularized", "category",
-    equation="17, gated",
+    "logit", "positive", "regularized", "category", equation="17, gated", extra_outputs=1,
     reference="Kaiser et al., Compensation Learning in Semantic Segmentation, CVPR workshops 2023 (arXiv 2304.13428)",
-    extra_outputs=1,
     limits="The model has one more output, the gate. A large balance leaves cross entropy; a small one lets biases explain labels away.",
     search=Space({"balance": Real(0.001, 1.0, log=True), "lr": Real(0.01, 1.0, log=True)}),
 )  # fmt: skip
@@ -265,19 +231,12 @@ def gated_category(
               g_i = \sigma(u_{i,C+1})
 
     where :math:`i` runs over places (or samples), :math:`b` is a symmetric matrix with zero diagonal, a number for each pair of
-    classes, and the gate :math:`g_i \in [0, 1]` is the model's output after the outputs of the classes, logits (B, C + 1, d1, ...).
-    The numbers show which classes are confused, the gates where: sort places by their gate to find labels that look wrong. For
-    predictions leave out the last output.
-
-    The authors' gate has two layers on the features: make :class:`compensate.models.GatedHead` the last layer of the model. Any other
-    model with one more output also has a gate. The authors' matrix moves with the optimizer of the model; here it moves by proximal
-    steps, with exact zeros.
+    classes, and the gate :math:`g_i \in [0, 1]` is the model's last output, logits (B, C + 1, d1, ...), as of
+    :class:`compensate.models.GatedHead`; leave it out for predictions. Sort places by their gate to find labels that look wrong. The
+    authors' matrix moves with the optimizer of the model; here it moves by proximal steps, with exact zeros.
 
     Args:
-        num_samples: the size of the training set; if given, the criterion records each sample.
-        balance: the weight :math:`\beta` of the penalty. The default separated places with wrong labels from others when 40 % of the
-            labels of one of two classes were wrong in half of each picture; 0.01, the authors' value for 19 and more classes, opened
-            all gates.
+        balance: the weight :math:`\beta` of the penalty; the authors use 0.01 for 19 and more classes, which opens all gates for two.
         lr: the step of a number, by the mean gradient of the places of its two classes in the batch.
 
     >>> criterion = gated_category(num_classes=3)
@@ -285,18 +244,14 @@ def gated_category(
     >>> round(criterion(u, y).item(), 4)            # log 3: all numbers are zero at first
     1.0986
     """
-    return Compensated(
-        logit=Gated(Pairs(num_classes, penalty=GatedL1(balance), lr=lr)),
-        base=without_gate,
-        record=None if num_samples is None else Evidence(num_samples, num_classes=num_classes),
-    )
+    table = Pairs(num_classes, penalty=GatedL1(balance), lr=lr)
+    record = None if num_samples is None else Evidence(num_samples, num_classes=num_classes)
+    return Compensated(logit=Formula(gated, table=table), base=without_gate, record=record)
 
 
 @method(
-    "logit", "mixed", "meta", "sample",
-    equation="12, 13, 14, on logits",
+    "logit", "mixed", "meta", "sample", equation="12, 13, 14, on logits", needs=["index", "clean"],
     reference="Yao and Wu, Compensation Learning, 2021, Sec. III-C(4)",
-    needs=["index", "clean"],
     limits="Without meta steps all rows stay zero and this is cross entropy. A row moves only when its sample is drawn.",
     search=Space({"lr": Real(0.5, 100.0, log=True)}),
 )  # fmt: skip
@@ -320,19 +275,13 @@ def meta_logit(*, num_samples: int, num_classes: int, lr: float = 100.0, lam: Va
 
 
 @method(
-    "logit", "negative", "adversarial", "sample",
-    equation="15, 16, on logits",
+    "logit", "negative", "adversarial", "sample", equation="15, 16, on logits",
     reference="Yao and Wu, Compensation Learning, 2021, Sec. III-C(5)",
     limits="eps = 0 leaves cross entropy. In the linf ball it is a margin of 2 eps (or, with sign=-1, a lead) for every sample.",
     search=Space({"eps": Real(0.05, 2.0, log=True)}),
 )  # fmt: skip
 def adversarial_logit(
-    *,
-    eps: Value = 0.5,
-    sign: Literal[1, -1] = 1,
-    norm: Norm = "linf",
-    steps: int = 7,
-    step_size: float | None = None,
+    *, eps: Value = 0.5, sign: Literal[1, -1] = 1, norm: Norm = "linf", steps: int = 7, step_size: float | None = None
 ) -> Compensated:
     r"""Logit compensation by an inner loop: the worst logits nearby, or the best.
 
@@ -349,20 +298,24 @@ def adversarial_logit(
     >>> s.du
     tensor([[ 0.5000, -0.5000,  0.5000]])
     """
-    return Compensated(
-        logit=Adversarial(eps, sign=sign, norm=norm, steps=steps, step_size=step_size, random_start=False)
-    )
+    attack = Adversarial(eps, sign=sign, norm=norm, steps=steps, step_size=step_size, random_start=False)
+    return Compensated(logit=attack)
 
 
 By = Literal["probability", "share"]
 
 
-def checked_by(by: str, class_counts: Counts | None) -> Counts | None:
-    """The counts that `by="share"` needs, or None for `by="probability"`."""
+def shares_for(by: str, class_counts: Counts | None, total: int | None = None) -> Tensor | None:
+    """The shares of the classes for `by="share"`, None for `by="probability"`; with a total, of each label's absence and presence."""
     one_of("by", by, "probability", "share")
-    if by == "share" and class_counts is None:
+    if by == "probability":
+        return None
+    if class_counts is None:
         raise InputError('by="share" needs class_counts=..., the number of training samples of each class.')
-    return class_counts if by == "share" else None
+    if total is None:
+        return proportions(class_counts)
+    present = label_shares(class_counts, total)
+    return torch.stack([1 - present, present], -1).flatten()
 
 
 def _below_mean(scores: Tensor, counts: Tensor) -> Tensor:
@@ -373,114 +326,58 @@ def _below_mean(scores: Tensor, counts: Tensor) -> Tensor:
 
 
 def by_probability(likely: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The sign of each class, and its distance from the threshold, :math:`|\tau - q_c|`.
-
-    Args:
-        likely: (R,) the mean probability :math:`q_c` of each class in the batch.
-        present: (R,) false for classes without a sample that counts.
-
-    >>> by_probability(torch.tensor([0.9, 0.5, 0.4]), torch.ones(3, dtype=torch.bool))
-    (tensor([-1.,  1.,  1.]), tensor([0.3000, 0.1000, 0.2000]))
-    """
+    """(R,) the sign of each class, by its mean probability in the batch, and its distance from the mean; 0 for absent classes."""
     gap = _below_mean(likely, present)
     return gap.sign(), gap.abs()
 
 
 def by_share(shares: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The sign of each class, and its share relative to the extreme of its side: :math:`q_c / q_{\max}` or :math:`q_{\min} / q_c`.
-
-    Args:
-        shares: (C,) the share :math:`q_c` of each class in the training set.
-
-    >>> by_share(torch.tensor([0.5, 0.4, 0.1]))
-    (tensor([-1., -1.,  1.]), tensor([1.0000, 0.8000, 1.0000]))
-    """
+    """(C,) the sign of each class, by its share in the training set, and that share relative to the extreme of its side."""
     gap = _below_mean(shares, torch.ones_like(shares, dtype=torch.bool))
     return gap.sign(), torch.where(gap < 0, shares / shares.max(), shares.min() / shares)
 
 
-@final
-class ClassPerturbation(Block):
-    r"""A shift of the logits for each class of the batch, by unit steps up or down the mean loss of the class.
+@torch.no_grad()
+def class_perturbation(s: Batch, eps: float, step: float, growth: float, shares: Tensor | None) -> Tensor:
+    """(B, C) the logit term of :func:`lpl`, a constant: unit steps up or down the mean loss of each class of the batch."""
+    u = full_precision(s.u.detach())
+    binary = s.places.binary
+    labels = 2 * s.places.classes(s.target) + s.labels if binary else s.labels
+    classes, which = present_rows(labels, 2 * s.places.labels if binary else u.shape[-1])
+    counts = s.valid.to(u.dtype)
+    size = u.new_zeros(len(classes)).index_add_(0, which, counts)
 
-    .. math:: d_c \leftarrow d_c + s_c\, \alpha \frac{g_c}{\|g_c\|_2}, \qquad
-              g_c = \frac{1}{n_c} \sum_{i: y_i = c} S(u_i + d_c) - y_i, \qquad s_c = \mathrm{sign}(\tau - q_c)
+    def means(values: Tensor) -> Tensor:
+        total = values.new_zeros(len(classes), values.shape[-1]).index_add_(0, which, values * counts[:, None])
+        return total / size.clamp(min=1)[:, None]
 
-    where :math:`q_c` measures how well class :math:`c` is learned and :math:`\tau` is the mean of the :math:`q_c`. A class takes
-    :math:`\lfloor \epsilon_c / \alpha \rfloor` steps, within the radius :math:`\epsilon_c = \epsilon + D\, r_c`:
+    def predicted(d: Tensor) -> Tensor:
+        moved = u + d[which]
+        return means(moved.sigmoid() if binary else moved.softmax(-1))
 
-    - :math:`r_c = |\tau - q_c|` if :math:`q_c` is the mean probability of the class in the batch;
-    - :math:`r_c = q_c / q_{\max}` for :math:`q_c > \tau` and :math:`q_{\min} / q_c` for :math:`q_c < \tau` if :math:`q_c` is
-      the share of the class in the training set (with `class_counts`).
-
-    A soft label belongs to its likeliest class, and :math:`y_i` in :math:`g_c` is the label as given. With `total`, the number of
-    training samples, each label of several is two classes, present and absent, and :math:`S` is the sigmoid.
-    """
-
-    inference, granularity, direction = "adversarial", "category", "mixed"
-    whole_batch = True
-    binary = True
-    shares: Tensor | None
-
-    def __init__(
-        self, eps: float, step: float, growth: float, class_counts: Counts | None = None, total: int | None = None
-    ) -> None:
-        super().__init__()
-        if eps < 0 or step <= 0 or growth < 0:
-            raise InputError(f"eps={eps}, step={step}, growth={growth}; expected eps >= 0, step > 0 and growth >= 0.")
-        self.eps, self.step, self.growth = eps, step, growth
-        shares = None
-        if class_counts is not None and total is None:
-            shares = proportions(class_counts)
-        elif class_counts is not None and total is not None:
-            present = label_shares(class_counts, total)
-            shares = torch.stack([1 - present, present], -1).flatten()
-        self.register_buffer("shares", shares)
-
-    @torch.no_grad()
-    def forward(self, s: Batch) -> Tensor:
-        """(B, C) the shift of each sample's class, a constant."""
-        u = full_precision(s.u.detach())
-        binary = s.places.binary
-        labels = 2 * s.places.classes(s.target) + s.labels if binary else s.labels
-        classes, which = present_rows(labels, 2 * s.places.labels if binary else u.shape[-1])
-        counts = s.valid.to(u.dtype)
-        size = u.new_zeros(len(classes)).index_add_(0, which, counts)
-
-        def means(values: Tensor) -> Tensor:
-            total = values.new_zeros(len(classes), values.shape[-1]).index_add_(0, which, values * counts[:, None])
-            return total / size.clamp(min=1)[:, None]
-
-        def predicted(d: Tensor) -> Tensor:
-            moved = u + d[which]
-            return means(moved.sigmoid() if binary else moved.softmax(-1))
-
-        given = means(s.y.to(u.dtype))
-        d = torch.zeros_like(given)
-        p = predicted(d)
-        if self.shares is not None:
-            sign, far = (values[classes] for values in by_share(self.shares.to(p.dtype)))
-        elif binary:
-            sign, far = by_probability(torch.where(classes % 2 > 0, p[:, 0], 1 - p[:, 0]), size > 0)
-        else:
-            sign, far = by_probability(p.gather(1, classes[:, None])[:, 0], size > 0)
-        # Rounding must not lose a step of a whole quotient.
-        steps = ((self.eps + self.growth * far) / self.step * (1 + 1e-6)).floor()
-        for k in range(int((self.eps + self.growth) / self.step * (1 + 1e-6))):
-            g = (predicted(d) if k else p) - given
-            moves = (sign * (k < steps))[:, None]
-            d = d + moves * self.step * g / row_norm(g).clamp(min=TINY)
-        return d[which].to(s.u.dtype)
+    given = means(s.y.to(u.dtype))
+    d = torch.zeros_like(given)
+    p = predicted(d)
+    if shares is not None:
+        sign, far = (values[classes] for values in by_share(shares.to(p.dtype)))
+    elif binary:
+        sign, far = by_probability(torch.where(classes % 2 > 0, p[:, 0], 1 - p[:, 0]), size > 0)
+    else:
+        sign, far = by_probability(p.gather(1, classes[:, None])[:, 0], size > 0)
+    # Rounding must not lose a step of a whole quotient.
+    steps = ((eps + growth * far) / step * (1 + 1e-6)).floor()
+    for k in range(int((eps + growth) / step * (1 + 1e-6))):
+        g = (predicted(d) if k else p) - given
+        moves = (sign * (k < steps))[:, None]
+        d = d + moves * step * g / row_norm(g).clamp(min=TINY)
+    return d[which].to(s.u.dtype)
 
 
 @method(
-    "logit", "mixed", "adversarial", "category",
-    equation="17 with 15 and 16",
+    "logit", "mixed", "adversarial", "category", equation="17 with 15 and 16", record="loss",
     reference="Li et al., Logit Perturbation, AAAI 2022; Class-Level Logit Perturbation, TNNLS 2022 (arXiv 2209.05668)",
-    record="loss",
     limits="eps = 0 with growth = 0 is cross entropy, and so is a batch of one class. A batch must hold some samples of most classes.",
-    search=Space({"eps": Real(0.05, 3.0, log=True)}),
-    candidates=each(eps=(0.5, 0.1, 0.25, 1.0, 2.0)),
+    search=Space({"eps": Real(0.05, 3.0, log=True)}), candidates=each(eps=(0.5, 0.1, 0.25, 1.0, 2.0)),
 )  # fmt: skip
 def lpl(
     *,
@@ -497,23 +394,18 @@ def lpl(
 
     .. math:: \Delta u_i = d_{y_i}, \qquad d_c = \arg\max_{\|d\| \le \epsilon_c} \pm \sum_{i: y_i = c} l(S(u_i + d), y_i)
 
-    by :math:`\lfloor \epsilon_c / \alpha \rfloor` unit steps of length :math:`\alpha`, from zero in each batch, as in the authors'
-    Algorithm 1: see :class:`~compensate.methods.logit.ClassPerturbation` for the radius :math:`\epsilon_c = \epsilon + D\, r_c`.
-    On skewed data the authors choose the rare classes by hand; here they are the classes below the mean share. Their code differs
-    from their paper, which is followed here: it takes each of 40 steps of 0.01 twice, divides by the norm of the columns of the
-    gradients instead of the rows, and rounds and cuts the number of steps. The paper has class numbers; a soft label counts for its
-    likeliest class, and the slope is the prediction minus the label. With several labels per sample, each is two classes, present and
-    absent, and their shifts :math:`d_{c,y} = \pm \epsilon_{c,y} (1 - 2y)` are numbers, as a loss of one logit is monotone.
+    by :math:`\lfloor \epsilon_c / \alpha \rfloor` unit steps of length :math:`\alpha`, from zero in each batch (the authors' Algorithm 1),
+    within the radius :math:`\epsilon_c = \epsilon + D\, r_c`, where :math:`r_c` is the distance of a class from the mean, by `by`. On
+    skewed data the authors choose the rare classes by hand; here they are the classes below the mean share. A soft label counts for its
+    likeliest class. With several labels per sample, each is two classes, present and absent, and their shifts
+    :math:`d_{c,y} = \pm \epsilon_{c,y} (1 - 2y)` are numbers. The authors' code differs from their paper, which is followed here.
 
     Args:
-        num_classes: the number of classes, for a record with `base="bce"`.
-        class_counts: (C,) the number of training samples of each class, for `by="share"`.
         eps: the least radius :math:`\epsilon`.
         step: the length :math:`\alpha` of a step.
-        growth: :math:`D`, the increase of the radius for the most and the least frequent class under `by="share"`, else for a class
-            at a distance of 1 from the mean probability. Only whole steps are taken: a growth far below `step` has no effect.
-        by: the measure of a class: "probability", its mean probability in the batch (for balanced data), or "share", its share in the
-            training set (for skewed data; with several labels it needs `num_samples`).
+        growth: :math:`D`, the increase of the radius with the distance of a class. A growth far below `step` has no effect.
+        by: "probability", the mean probability of a class in the batch (for balanced data), or "share", its share in the training set
+            (for skewed data; with several labels it needs `num_samples`).
 
     >>> u = torch.tensor([[2.0, 0.0], [1.0, 0.0]])
     >>> s = lpl(eps=0.5).evaluate(nn.Identity(), u, torch.tensor([0, 1]))
@@ -521,11 +413,14 @@ def lpl(
     tensor([[ 0.3540, -0.3540],
             [ 0.3540, -0.3540]])
     """
-    counts = checked_by(by, class_counts)
     if by == "share" and base == "bce" and num_samples is None:
         raise InputError('by="share" with base="bce" needs num_samples=...: the share of a label is its count over it.')
-    total = num_samples if base == "bce" else None
-    return Compensated(logit=ClassPerturbation(eps, step, growth, counts, total), base=base)
+    numbers = {"eps": eps, "step": step, "growth": growth}
+    check(eps >= 0 and step > 0 and growth >= 0, "eps >= 0, step > 0 and growth >= 0", **numbers)
+    shares = shares_for(by, class_counts, num_samples if base == "bce" else None)
+    place = {"inference": "adversarial", "granularity": "category"}
+    term = Formula(class_perturbation, **numbers, shares=shares, **place, whole_batch=True, binary=True)
+    return Compensated(logit=term, base=base)
 
 
 DYNAMICS = (
@@ -536,10 +431,7 @@ DYNAMICS = (
 
 
 def dynamics(s: Batch) -> Tensor:
-    """(B, 9) the training state of each sample, constants of about unit size; see `DYNAMICS`.
-
-    Losses enter as log(1 + l): a loss may be as large as a logit.
-    """
+    """(B, 9) the training state of each sample, constants; see `DYNAMICS`. Losses enter as log(1 + l)."""
     with torch.no_grad():
         logp = full_precision(s.u.detach()).log_softmax(-1)
         p = logp.exp()
@@ -560,18 +452,13 @@ def dynamics(s: Batch) -> Tensor:
 
 @final
 class PerturbationNet(Block):
-    """The network of :func:`causal_logit`.
-
-    One network serves all classes: a permutation of the classes permutes the row. Its last layer starts at zero, and nothing is
-    compensated before the first meta step.
-    """
+    """The network of :func:`causal_logit`; its last layer starts at zero, and nothing is compensated before the first meta step."""
 
     inference, granularity, direction = "meta", "sample", "mixed"
 
     def __init__(self, hidden: int = 32, bound: float = 5.0) -> None:
         super().__init__()
-        if bound <= 0:
-            raise InputError(f"bound is {bound}; expected the largest entry of a row, a positive number.")
+        check(bound > 0, "the largest entry of a row, a positive number", bound=bound)
         self.bound = bound
         last = nn.Linear(hidden, 1, bias=False)  # a constant added to all logits of a sample has no effect
         nn.init.zeros_(last.weight)
@@ -588,11 +475,8 @@ class PerturbationNet(Block):
 
 
 @method(
-    "logit", "mixed", "meta", "sample",
-    equation="4 with 12-14",
+    "logit", "mixed", "meta", "sample", equation="4 with 12-14", record="loss", needs=["clean"],
     reference="Zhou et al., Mitigating Spurious Correlations with Causal Logit Perturbation, 2025 (arXiv 2505.15246)",
-    record="loss",
-    needs=["clean"],
     limits="Cross entropy until the first meta_step, which needs an optimizer for the network, such as Adam with a step of 1e-3.",
 )  # fmt: skip
 def causal_logit(*, hidden: int = 32, bound: float = 5.0) -> Compensated:
@@ -600,14 +484,12 @@ def causal_logit(*, hidden: int = 32, bound: float = 5.0) -> Compensated:
 
     .. math:: \Delta u_{i,c} = b \tanh(g(t_i, p_{i,c}, y_{i,c}; \Phi) / b)
 
-    where :math:`t_i` are nine numbers about the sample in this step: loss, margin, norm of the gradient, entropy, the first two
-    relative to the means of its class in the batch, those means, and the share of the class. Hence rows also exist for samples that
-    were never trained on: `criterion.evaluate(model, x, y).du`. Learn :math:`\Phi` by
+    where :math:`t_i` are nine numbers about the sample in this step (`DYNAMICS`). Hence rows also exist for samples that were never
+    trained on: `criterion.evaluate(model, x, y).du`. Learn :math:`\Phi` by
     `meta_step(criterion, model, batch, clean, lr=..., optimizer=torch.optim.Adam(criterion.parameters(), 1e-3))`.
 
-    Differences from the authors: they use ten numbers, some from earlier epochs, which would need a table. Their network has an
-    output for each class; this one is run for each class, with its probability and whether it is given. They add clean images whose
-    object or background is replaced; the caller may add them to `clean`. Their penalty on the saliency of the inputs is left out.
+    The authors use ten numbers, some from earlier epochs, and a network with an output for each class; this one is run for each class.
+    Their images with replaced objects or backgrounds may be added to `clean`; their penalty on the saliency of inputs is left out.
 
     Args:
         hidden: the number of hidden units.

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compensate.core.batch import Batch, Value, at
+from compensate.core.batch import Batch, Value
 from compensate.core.criterion import BinaryBase, Compensated
 from compensate.core.layout import put_rows
 from compensate.core.proximal import L1, AtLeast
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Statistic
 from compensate.core.tables import Sample
-from compensate.errors import InputError
-from compensate.methods.registry import Block, Real, Space, each, method, one_of
+from compensate.errors import InputError, check, one_of
+from compensate.methods.registry import Formula, Real, Space, each, method
 from compensate.terms.prior import Slack
 
 __all__ = ["base", "dac", "elr", "hinge", "loss_bound", "meta_loss", "slack_hinge"]
 
 
 @method(
-    "none", "none", "none", "none",
-    equation="1",
+    "none", "none", "none", "none", equation="1", record="loss", kind="baseline",
     reference="plain training",
-    record="loss",
-    kind="baseline",
     limits="Fits wrong labels as well as right ones in a long training.",
 )  # fmt: skip
 def base(*, num_classes: int | None = None, base: BinaryBase = None) -> Compensated:
@@ -39,9 +36,6 @@ def base(*, num_classes: int | None = None, base: BinaryBase = None) -> Compensa
 
     For several labels per sample it is binary cross entropy, the mean over samples and labels.
 
-    Args:
-        num_classes: the number of classes, for a record with `base="bce"`.
-
     >>> base()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(2.3584)
     """
@@ -50,84 +44,65 @@ def base(*, num_classes: int | None = None, base: BinaryBase = None) -> Compensa
 
 @final
 class TemporalEnsemble(Statistic):
-    r"""A running mean of each sample's predictions, including the current one; as a value, (B, C).
-
-    .. math:: t_i \leftarrow \beta\, t_i + (1 - \beta)\, \bar p_i
-
-    where :math:`\bar p_i` is the prediction, clamped to `[floor, 1 - floor]` and divided by its sum, and :math:`t_i` starts at zero.
-    """
+    """The running means of :func:`elr`, from zero, including the current predictions, clamped and divided by their sums; (B, C)."""
 
     reader = "a running mean of predictions"
 
-    def __init__(self, num_samples: int, num_classes: int, beta: float, floor: float = 1e-4) -> None:
+    def __init__(self, num_samples: int, num_classes: int, beta: float) -> None:
         super().__init__()
-        if not 0 <= beta < 1:
-            raise InputError(f"beta is {beta}; a momentum lies in [0, 1).")
-        self.num_samples, self.num_classes, self.beta, self.floor = num_samples, num_classes, beta, floor
-        self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
-        self.rows: Tensor
+        check(0 <= beta < 1, "a momentum in [0, 1)", beta=beta)
+        self.num_samples, self.num_classes, self.beta = num_samples, num_classes, beta
+        self.rows = self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
 
-    def bounded(self, p: Tensor) -> Tensor:
-        """Predictions clamped away from 0 and 1."""
-        return F.hardtanh(p, self.floor, 1 - self.floor)  # its backward takes one pass, the one of clamp takes four
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B, C) the running means."""
-        return self.moved(s, self.bounded(s.p.detach()))
-
-    def moved(self, s: Batch, p: Tensor) -> Tensor:
-        """(B, C) the running means with these predictions in them, constants; they are written if the batch is accepted."""
+    def forward(self, s: Batch) -> tuple[Tensor, Tensor]:
+        """(B, C) the bounded predictions and the running means, constants; the means are written if the batch is accepted."""
         index = self.index(s)
         with torch.no_grad():
+            p = F.hardtanh_(s.logp.exp(), FLOOR, 1 - FLOOR)
             rows = self.rows.index_select(0, index)
             if s.learn:
-                self.move_(rows, p.detach().to(rows.dtype))
-                self.later(s, rows)
-            return rows.to(s.u.dtype)
-
-    def move_(self, rows: Tensor, p: Tensor) -> Tensor:
-        """Running means with these predictions in them, in place."""
-        return rows.mul_(self.beta).addcdiv_(p, p.sum(-1, keepdim=True), value=1 - self.beta)
-
-    def later(self, s: Batch, rows: Tensor) -> None:
-        """Writes the running means of a batch if it is accepted."""
-        s.later(partial(put_rows, self.rows, self.index(s), rows, None if s.complete else s.valid))
+                now = p.to(rows.dtype)
+                rows.mul_(self.beta).addcdiv_(now, now.sum(-1, keepdim=True), value=1 - self.beta)
+                s.later(partial(put_rows, self.rows, index, rows, None if s.complete else s.valid))
+            return p, rows.to(s.u.dtype)
 
     def observe(self, s: Batch) -> None:
         """The term that reads the means has moved them."""
 
-    def extra_repr(self) -> str:
-        """Size and momentum."""
-        return f"{self.num_samples} samples, beta={self.beta:g}"
+
+FLOOR = 1e-4
+"""Predictions are kept this far from 0 and 1."""
 
 
-def _disagreement(t: Tensor, p: Tensor) -> Tensor:
-    return torch.log1p(-(t * p).sum(-1))
+class Disagreement(torch.autograd.Function):
+    """(B,) log(1 - <t, p>) of running means t and bounded predictions p, with its slope by the log-predictions in closed form."""
+
+    @staticmethod
+    def forward(ctx: Any, logp: Tensor, p: Tensor, t: Tensor) -> Tensor:
+        product = t * p
+        rest = 1 - product.sum(-1)
+        torch.ops.aten.hardtanh_backward(product, p, FLOOR, 1 - FLOOR, grad_input=product)  # 0 where a bound holds
+        ctx.save_for_backward(logp, t, product, rest)
+        return rest.log()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logp, t, product, rest = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for second derivatives
+            p = F.hardtanh(logp.exp(), FLOOR, 1 - FLOOR)
+            product, rest = torch.where((p > FLOOR) & (p < 1 - FLOOR), t * p, 0.0), 1 - (t * p).sum(-1)
+        return product * (-grad / rest)[:, None], None, None
 
 
-@final
-class EarlyLearning(Block):
+def elr_term(s: Batch, ensemble: tuple[Tensor, Tensor], lam: float) -> Tensor:
     """The loss term of :func:`elr`."""
-
-    direction, adds = "positive", True
-
-    def __init__(self, ensemble: TemporalEnsemble, lam: Value) -> None:
-        super().__init__()
-        self.ensemble, self.lam = ensemble, lam
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B,) the loss compensation."""
-        p = self.ensemble.bounded(s.p)
-        delta = at(self.lam, s) * _disagreement(self.ensemble.moved(s, p), p)
-        return delta if s.complete else torch.where(s.valid, delta, 0.0)
+    delta = lam * Disagreement.apply(s.logp, *ensemble)  # type: ignore[no-untyped-call]
+    return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
 
 @method(
-    "loss", "positive", "prior", "sample",
-    equation="7, in a nonlinear form",
+    "loss", "positive", "prior", "sample", equation="7, in a nonlinear form", record="loss", needs=["index"],
     reference="Liu et al., Early-Learning Regularization Prevents Memorization of Noisy Labels, NeurIPS 2020",
-    record="loss",
-    needs=["index"],
     limits="lam = 0 is cross entropy. The loss has no lower bound near 0 and may be negative.",
     search=Space({"lam": Real(0.5, 10.0, log=True), "beta": Real(0.3, 0.99)}),
     candidates=each(lam=(3.0, 1.0, 7.0, 3.0, 3.0), beta=(0.7, 0.7, 0.7, 0.5, 0.9)),
@@ -142,14 +117,14 @@ def elr(*, num_samples: int, num_classes: int, lam: Value = 3.0, beta: float = 0
     wrong label once the model has learned the right one from other samples.
 
     Args:
-        lam: :math:`\lambda`; the authors use 3 on CIFAR-10 and 7 on CIFAR-100.
-        beta: :math:`\beta`; the authors use 0.7 and 0.9.
+        lam, beta: the authors use 3 and 0.7 on CIFAR-10, 7 and 0.9 on CIFAR-100.
 
     >>> criterion = elr(num_samples=1000, num_classes=3)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([7]))
     tensor(1.6051)
     """
-    return Compensated(loss=EarlyLearning(TemporalEnsemble(num_samples, num_classes, beta), lam))
+    ensemble = TemporalEnsemble(num_samples, num_classes, beta)
+    return Compensated(loss=Formula(elr_term, ensemble=ensemble, lam=lam, direction="positive", adds=True))
 
 
 UNSET = -1.0
@@ -158,9 +133,7 @@ UNSET = -1.0
 
 def committed(s: Batch) -> tuple[Tensor, Tensor]:
     r"""(B,) :math:`\log(1 - a_i)`, with :math:`a_i` the probability of abstention, the last output; and (B,) the cross entropy
-    :math:`h_i` over the other outputs.
-
-    The first is a difference of two log-sum-exp, because the probability itself rounds to 1, early in half precision.
+    :math:`h_i` over the other outputs. The probability itself would round to 1, early in half precision.
     """
     u = full_precision(s.u)
     decided = (u[:, :-1].logsumexp(-1) - u.logsumexp(-1)).clamp(max=0)
@@ -178,26 +151,19 @@ class AbstentionCost(Statistic):
     r"""The cost :math:`\alpha` of abstention: unset during the warm-up, then rising linearly.
 
     For `warmup` epochs no sample may abstain, and a running mean of :math:`(1 - a_i) h_i` with weight `mu` is kept. At the first
-    step after them :math:`\alpha` starts at this mean divided by `divisor`, low enough for abstention to begin, and rises to
-    `final` at the end of the training. The authors raise it once per epoch, this class with each step, to the same end.
+    step after them :math:`\alpha` starts at this mean divided by `divisor` and rises to `final` at the end of the training.
     """
 
     observes = "logits"  # the cost of the first step after the warm-up uses the batch of that step
 
     def __init__(self, warmup: int, final: float, divisor: float, mu: float) -> None:
         super().__init__()
-        if warmup < 0 or final < 0 or divisor <= 0 or not 0 < mu <= 1:
-            raise InputError(
-                f"warmup={warmup}, final={final}, divisor={divisor}, mu={mu}; expected warmup >= 0, final >= 0, divisor > 0 "
-                "and mu in (0, 1]."
-            )
+        check(warmup >= 0 and final >= 0, "at least 0", warmup=warmup, final=final)
+        check(divisor > 0 and 0 < mu <= 1, "divisor > 0 and mu in (0, 1]", divisor=divisor, mu=mu)
         self.warmup, self.final, self.divisor, self.mu = warmup, final, divisor, mu
-        self.track("mean", torch.tensor(UNSET), merge="mean")
-        self.track("first", torch.tensor(UNSET), merge="mean")
-        self.track("begun", torch.tensor(0.0), merge="same")
-        self.mean: Tensor
-        self.first: Tensor
-        self.begun: Tensor
+        self.mean = self.track("mean", torch.tensor(UNSET), merge="mean")
+        self.first = self.track("first", torch.tensor(UNSET), merge="mean")
+        self.begun = self.track("begun", torch.tensor(0.0), merge="same")
 
     def forward(self, s: Batch) -> Tensor:
         """The current cost, a scalar tensor; negative during the warm-up."""
@@ -216,30 +182,17 @@ class AbstentionCost(Statistic):
         self.begun.copy_(torch.where(starts, s.progress, self.begun))
 
 
-@final
-class Abstain(Block):
+def dac_term(s: Batch, cost: Tensor) -> Tensor:
     """The loss term of :func:`dac`."""
-
-    inference, granularity, direction = "tuning", "sample", "mixed"
-
-    def __init__(self, cost: AbstentionCost) -> None:
-        super().__init__()
-        self.cost = cost
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B,) the loss compensation."""
-        alpha = self.cost(s).to(s.l.dtype)
-        decided, h = committed(s)
-        replaced = (decided.exp() * h - alpha * decided).to(s.l.dtype)
-        return torch.where(s.valid & (alpha >= 0), replaced - s.l, 0.0)
+    alpha = cost.to(s.l.dtype)
+    decided, h = committed(s)
+    losses = (decided.exp() * h - alpha * decided).to(s.l.dtype)
+    return torch.where(s.valid & (alpha >= 0), losses - s.l, 0.0)
 
 
 @method(
-    "loss", "mixed", "tuning", "sample",
-    equation="7, in a nonlinear form",
+    "loss", "mixed", "tuning", "sample", equation="7, in a nonlinear form", needs=["epochs", "steps"], extra_outputs=1,
     reference="Thulasidasan et al., Combating Label Noise in Deep Learning Using Abstention, ICML 2019",
-    needs=["epochs", "steps"],
-    extra_outputs=1,
     limits="The model has one output more than there are classes; leave it out when predicting. Cross entropy in the warm-up.",
 )  # fmt: skip
 def dac(*, warmup: int = 20, final: float = 1.0, divisor: float = 64.0, mu: float = 0.05) -> Compensated:
@@ -248,20 +201,20 @@ def dac(*, warmup: int = 20, final: float = 1.0, divisor: float = 64.0, mu: floa
     .. math:: l'_i = (1 - a_i)\, h_i - \alpha \log(1 - a_i), \qquad \Delta l_i = l'_i - l_i
 
     where :math:`a_i` is the probability of the last of C + 1 outputs, :math:`h_i` the cross entropy over the other C, and the cost
-    :math:`\alpha` rises from a small start; see :class:`~compensate.methods.loss.AbstentionCost`.
+    :math:`\alpha` rises with each step from a small start (the authors raise it once per epoch).
 
     Args:
         warmup: epochs of cross entropy over all C + 1 outputs.
         final: the cost :math:`\alpha` at the end of the training.
-        divisor: the ratio of the mean loss to the first cost.
-        mu: the weight of a new batch in that mean.
+        divisor, mu: the ratio of the mean loss to the first cost, and the weight of a new batch in that mean.
 
     >>> criterion = dac(warmup=0).start(total_steps=100)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2, 0.0]]), torch.tensor([1]))   # three classes and abstention
     tensor(2.2637)
     """
     # It keeps no record: a record would suggest abstention as a class.
-    return Compensated(loss=Abstain(AbstentionCost(warmup, final, divisor, mu)))
+    cost = AbstentionCost(warmup, final, divisor, mu)
+    return Compensated(loss=Formula(dac_term, cost=cost, inference="tuning", granularity="sample"))
 
 
 def noise_entropy(noise_rate: float, num_classes: int, noise: Literal["symmetric", "pair"] = "symmetric") -> float:
@@ -269,57 +222,32 @@ def noise_entropy(noise_rate: float, num_classes: int, noise: Literal["symmetric
 
     .. math:: B = -(1 - \eta) \log(1 - \eta) - \eta \log \frac{\eta}{C - 1}
 
-    for errors that go to all other classes alike; without :math:`C - 1` if they go to one of them.
-
-    Args:
-        noise_rate: the share :math:`\eta` of wrong labels.
-        num_classes: :math:`C`.
-        noise: "symmetric" or "pair".
+    where :math:`\eta` is the noise rate, for errors that go to all other classes alike; without :math:`C - 1` for "pair" noise.
 
     >>> round(noise_entropy(0.4, 10), 3), round(noise_entropy(0.4, 10, "pair"), 3), noise_entropy(0.0, 10)
     (1.552, 0.673, 0.0)
     """
     one_of("noise", noise, "symmetric", "pair")
-    if not 0 <= noise_rate < 1:
-        raise InputError(f"noise_rate is {noise_rate}; expected the share of wrong labels, in [0, 1).")
+    check(0 <= noise_rate < 1, "the share of wrong labels, in [0, 1)", noise_rate=noise_rate)
     if noise_rate == 0 or num_classes < 2:
         return 0.0
     others = num_classes - 1 if noise == "symmetric" else 1
     return -(1 - noise_rate) * math.log(1 - noise_rate) - noise_rate * math.log(noise_rate / others)
 
 
-@final
-class Floor(Block):
-    r"""Lifts the mean loss of the batch to a floor, :math:`\Delta l_i = \max(0, B - \bar l)`; below it the gradient is zero.
-
-    With `below="ascend"` the term is twice as large, and the model ascends its loss below the floor (flooding).
-    """
-
-    inference, granularity, direction, adds = "prior", "corpus", "negative", True
-
-    def __init__(self, bound: float, below: Literal["stop", "ascend"] = "stop") -> None:
-        super().__init__()
-        if bound < 0:
-            raise InputError(f"bound is {bound}; expected a loss, at least 0.")
-        one_of("below", below, "stop", "ascend")
-        self.bound, self.below = bound, below
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B,) the loss compensation, the same for all samples."""
-        divisor = s.criterion.divisor(s)
-        gap = F.relu(self.bound - s.criterion.weighted(s, s.l).sum() / divisor) * (1 if self.below == "stop" else 2)
-        # If the mean does not divide by the weights, the added term must not either.
-        return torch.where(s.valid, gap * (divisor / s.criterion.total_weight(s)).to(s.l.dtype), 0.0)
+def floor_term(s: Batch, bound: float, below: str) -> Tensor:
+    r"""The loss term of :func:`loss_bound`, the same for all samples: :math:`\Delta l_i = \max(0, B - \bar l)`, or twice that to ascend."""
+    divisor = s.criterion.divisor(s)
+    gap = F.relu(bound - s.criterion.weighted(s, s.l).sum() / divisor) * (1 if below == "stop" else 2)
+    # If the mean does not divide by the weights, the added term must not either.
+    return torch.where(s.valid, gap * (divisor / s.criterion.total_weight(s)).to(s.l.dtype), 0.0)
 
 
 @method(
-    "loss", "negative", "prior", "corpus",
-    equation="7, in a nonlinear form",
+    "loss", "negative", "prior", "corpus", equation="7, in a nonlinear form", record="loss",
     reference="Toner and Storkey, Label Noise: Correcting the Forward-Correction, 2023 (arXiv 2307.13100)",
-    record="loss",
     limits="noise_rate = 0 is cross entropy. Too high a rate stops the training early; a batch is bounded as a whole, not its samples.",
-    search=Space({"noise_rate": Real(0.02, 0.6)}),
-    candidates=each(noise_rate=(0.2, 0.1, 0.3, 0.4, 0.05)),
+    search=Space({"noise_rate": Real(0.02, 0.6)}), candidates=each(noise_rate=(0.2, 0.1, 0.3, 0.4, 0.05)),
 )  # fmt: skip
 def loss_bound(
     *,
@@ -335,20 +263,22 @@ def loss_bound(
               B(\eta) = -(1 - \eta) \log(1 - \eta) - \eta \log \frac{\eta}{C - 1}
 
     The bound is the cross entropy of the best model if classes do not overlap and a share :math:`\eta` of the labels is wrong. An
-    audit estimates that share: `loss_bound(noise_rate=audit.noise_rate.value, num_classes=10)`. Losses are raised, never lowered:
-    in the terms of the taxonomy this is negative compensation, although the model learns less.
+    audit estimates that share: `loss_bound(noise_rate=audit.noise_rate.value, num_classes=10)`.
 
     Args:
         noise_rate: the share :math:`\eta` of wrong labels.
         noise: "symmetric", errors go to all other classes alike, or "pair", to one of them, which gives a lower bound.
         bound: the bound itself, instead of `noise_rate`.
-        below: "stop", no gradient below the bound, or "ascend", :math:`|\bar l - B| + B`, which is flooding (Ishida et al., Do We
-            Need Zero Training Loss After Achieving Zero Training Error?, ICML 2020).
+        below: "stop", no gradient below the bound, or "ascend", :math:`|\bar l - B| + B`: flooding (Ishida et al., ICML 2020).
 
     >>> loss_bound(num_classes=3, noise_rate=0.4)(torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([0]))
     tensor(0.9503)
     """
-    return Compensated(loss=Floor(noise_entropy(noise_rate, num_classes, noise) if bound is None else bound, below))
+    bound = noise_entropy(noise_rate, num_classes, noise) if bound is None else bound
+    check(bound >= 0, "a loss, at least 0", bound=bound)
+    one_of("below", below, "stop", "ascend")
+    place = {"direction": "negative", "granularity": "corpus"}
+    return Compensated(loss=Formula(floor_term, bound=bound, below=below, adds=True, **place))
 
 
 def hinge(u: Tensor, target: Tensor) -> Tensor:
@@ -370,10 +300,8 @@ def hinge(u: Tensor, target: Tensor) -> Tensor:
 
 
 @method(
-    "loss", "positive", "regularized", "sample",
-    equation="30, 31, 32",
+    "loss", "positive", "regularized", "sample", equation="30, 31, 32", needs=["index"],
     reference="Cortes and Vapnik, Support-Vector Networks, 1995; Yao and Wu, Compensation Learning, 2021",
-    needs=["index"],
     limits="lambda >= 1 means no slack: the plain hinge loss. lambda = 0 lets slack absorb every loss.",
     search=Space({"lam": Real(0.05, 1.0), "lr": Real(0.01, 1.0, log=True)}),
 )  # fmt: skip
@@ -382,9 +310,8 @@ def slack_hinge(*, num_samples: int, lam: Value = 0.5, lr: float = 0.1) -> Compe
 
     .. math:: L = \frac1B \sum_i \max(0,\; l_i - \xi_i) + \lambda |\xi_i|, \qquad \xi_i \ge 0
 
-    where :math:`l_i` is the hinge loss. For fixed logits and :math:`\lambda < 1` the best slack is :math:`\xi_i = l_i`, which leaves
-    :math:`\lambda l_i`; in general it leaves :math:`\min(\lambda, 1)\, l_i`, hence Eq. 32 is the SVM of Eq. 33 only for
-    :math:`\lambda \le 1`. The margin term :math:`\tfrac12 \|w\|^2` is the weight decay of the user's optimizer.
+    where :math:`l_i` is the hinge loss. For fixed logits the best slack leaves :math:`\min(\lambda, 1)\, l_i`. The margin term
+    :math:`\tfrac12 \|w\|^2` is the weight decay of the user's optimizer.
 
     Args:
         lam: the weight :math:`\lambda` of the slack.
@@ -399,10 +326,8 @@ def slack_hinge(*, num_samples: int, lam: Value = 0.5, lr: float = 0.1) -> Compe
 
 
 @method(
-    "loss", "positive", "meta", "sample",
-    equation="12, 13, 14",
+    "loss", "positive", "meta", "sample", equation="12, 13, 14", needs=["index", "clean"],
     reference="Yao and Wu, Compensation Learning, 2021, Sec. III-C(4)",
-    needs=["index", "clean"],
     limits="Eq. 12 as written adds a constant and learns nothing; this is its nonlinear form. A rare sample's slack moves rarely.",
 )  # fmt: skip
 def meta_loss(*, num_samples: int, lr: float = 100.0, temperature: float = 0.5, start: float = 1.0) -> Compensated:
@@ -412,8 +337,7 @@ def meta_loss(*, num_samples: int, lr: float = 100.0, temperature: float = 0.5, 
               \kappa^* = \arg\min_{\kappa \ge 0} \sum_{j \in \Omega} l(S(f(x_j; \Theta^*(\kappa))), y_j)
 
     where :math:`\kappa_i` is the slack and :math:`T` a temperature. In the gradient of the model a sample has the weight
-    :math:`\sigma((l_i - \kappa_i)/T)`: large if its loss exceeds its slack, small otherwise. Eqs. 12-14 of the paper add
-    :math:`\kappa_i` to the loss; a constant has no gradient, and nothing could be learned from it.
+    :math:`\sigma((l_i - \kappa_i)/T)`. Eqs. 12-14 of the paper add :math:`\kappa_i` to the loss, and a constant has no gradient.
 
     Args:
         lr: the step of a slack in :func:`compensate.meta_step`; large, because the outer gradient of one sample is small.
@@ -423,10 +347,7 @@ def meta_loss(*, num_samples: int, lr: float = 100.0, temperature: float = 0.5, 
     >>> print(meta_loss(num_samples=100).taxonomy)
     loss · positive · meta · sample
     """
-    if temperature <= 0 or start < 0:
-        raise InputError(
-            f"temperature {temperature}, start {start}; expected a positive temperature, a start of at least 0."
-        )
-    return Compensated(
-        loss=Slack(Sample(num_samples, update="meta", bound=AtLeast(0.0), lr=lr, init=start), temperature)
-    )
+    numbers = {"temperature": temperature, "start": start}
+    check(temperature > 0 and start >= 0, "a positive temperature, a start of at least 0", **numbers)
+    kappa = Sample(num_samples, update="meta", bound=AtLeast(0.0), lr=lr, init=start)
+    return Compensated(loss=Slack(kappa, temperature))

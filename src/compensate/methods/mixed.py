@@ -7,20 +7,16 @@ from typing import Any, Literal, final
 
 from torch import Tensor
 
-from compensate.core.batch import Batch, Value, at
+from compensate.core.batch import Batch, Value
 from compensate.core.criterion import BinaryBase, Compensated
-from compensate.core.proximal import Norm
 from compensate.core.statistics import labels_of
-from compensate.errors import InputError
-from compensate.methods.registry import Block, Choice, PaperData, Real, Space, each, method, one_of
+from compensate.errors import InputError, check, one_of
+from compensate.methods.registry import Block, Choice, Formula, PaperData, Real, Space, each, method
 from compensate.terms.adversarial import Adversarial, Pull
-from compensate.terms.gates import Where, above, below
 from compensate.terms.prior import Toward, uniform
-from compensate.terms.schedules import Ramp, Top, Warmup
+from compensate.terms.schedules import Over, Ramp, Top, Warmup, Where, above, below
 
 __all__ = ["mixcomp", "mixcomp_adaptive", "semantics_preserving_at"]
-
-Bounds = tuple[float, float] | None
 
 LOG_2 = math.log(2)
 """The loss of a label with probability one half."""
@@ -33,13 +29,10 @@ _TEXT = Space(
     {"eta": Choice((0, 0.075, 0.15, 0.25, 0.5, 0.75, 1)), "eps2": Choice((0, 0.005, 0.01, 0.015)), "pro": _PRO},
     _AT_ONCE,
 )
-_PAPER_SEARCH: dict[PaperData, Space] = {
-    "image": Space(
-        {"eta": Choice((0.5, 1.5, 2, 3, 4, 5)), "eps2": Choice((0, 8 / 255, 10 / 255, 12 / 255)), "pro": _PRO}, _AT_ONCE
-    ),
-    "imdb": _TEXT,
-    "sst2": _TEXT,
-}
+_IMAGE = Space(
+    {"eta": Choice((0.5, 1.5, 2, 3, 4, 5)), "eps2": Choice((0, 8 / 255, 10 / 255, 12 / 255)), "pro": _PRO}, _AT_ONCE
+)
+_PAPER_SEARCH: dict[PaperData, Space] = {"image": _IMAGE, "imdb": _TEXT, "sst2": _TEXT}
 # On texts the paper's best compensates in both directions, with smaller steps on logits.
 _TEXT_CANDIDATES = [
     {"eta": 5.0, "pro": 35.0} | _AT_ONCE,
@@ -50,37 +43,19 @@ _TEXT_CANDIDATES = [
 ]
 
 
-def _warmed(eta: Value, warmup: float | tuple[float, float], num_samples: int | None) -> Value:
-    """The bound with its warm-up; a schedule keeps its own."""
-    if isinstance(warmup, int | float):
-        if not warmup or num_samples is None or callable(eta):
-            return eta
-        return Warmup(0.0, float(eta), epochs=warmup, num_samples=num_samples)
-    if callable(eta):
-        raise InputError(
-            f"eta is a {type(eta).__name__} and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
-        )
-    begin, finish = warmup
-    return Ramp(0.0, float(eta), begin=begin, finish=finish)
-
-
 def _in_both_directions(
     threshold: Value, eta: Value, eps: Value, loop: dict[str, Any], base: BinaryBase = None
 ) -> Compensated:
     """Logits of samples above a threshold move to lower the loss; features of the others, if `eps` is not 0, to raise it."""
-    attack = Where(below(threshold), Adversarial(eps, sign=1, **loop)) if callable(eps) or eps else None
+    attack = Where(below(threshold), Adversarial(eps, **loop)) if callable(eps) or eps else None
     return Compensated(logit=Where(above(threshold), Pull(eta)), feature=attack, base=base)
 
 
 @method(
-    "logit", "positive", "adversarial", "sample",
-    equation="44, 45, 47",
+    "logit", "positive", "adversarial", "sample", equation="44, 45, 47", record="margin", needs=["index"],
     reference="Yao and Wu, Compensation Learning, 2021, Algorithm 2",
-    record="margin",
-    needs=["index"],
     limits="A threshold above every loss leaves adversarial training; eps2 = 0 leaves the positive part, which is drop-in.",
-    search=Space({"eta": Real(0.5, 10.0, log=True), "pro": Real(0.0, 60.0)}),
-    paper_search=_PAPER_SEARCH,
+    search=Space({"eta": Real(0.5, 10.0, log=True), "pro": Real(0.0, 60.0)}), paper_search=_PAPER_SEARCH,
     candidates=each(eta=(5.0, 5.0, 5.0, 10.0, 2.0), pro=(35.0, 25.0, 45.0, 35.0, 35.0), warmup=(0.0,) * 5, floor=(0.0,) * 5) | {"text": _TEXT_CANDIDATES},
 )  # fmt: skip
 def mixcomp(
@@ -91,16 +66,12 @@ def mixcomp(
     pro: Value = 35.0,
     tau: Value | None = None,
     floor: float = LOG_2,
-    over: Literal["batch", "epoch"] = "batch",
+    over: Over = "batch",
     warmup: float | tuple[float, float] = 2.0,
     preset: Literal["paper"] | None = None,
     eps2: float = 0.0,
-    norm: Norm = "linf",
-    steps: int = 7,
-    step_size: float | None = None,
-    random_start: bool = True,
-    bounds: Bounds = None,
     base: BinaryBase = None,
+    **loop: Any,
 ) -> Compensated:
     r"""Mixed compensation: lowers the loss of the samples that fit worst, raises the loss of the others.
 
@@ -109,13 +80,10 @@ def mixcomp(
               v_i = \eta (y_i - S(u_i))
 
     where :math:`l_i` is the plain loss. With :math:`\epsilon_2 = 0` (the paper's choice for clean accuracy, and the default) features are
-    not compensated and the criterion is drop-in; else it needs `criterion.evaluate`, and projected gradient steps from a random point
-    of the ball find :math:`\delta_i`. Line 6 of Algorithm 2 exchanges the two groups; this follows Eq. 45. With several labels per
-    sample, :math:`i` runs over the labels of all samples, and :math:`v_{i,c} = \eta (y_{i,c} - \sigma(u_{i,c}))` if the loss of the
-    label reaches :math:`\tau`.
+    not compensated and the criterion is drop-in; else it needs `criterion.evaluate`. Line 6 of Algorithm 2 exchanges the two groups;
+    this follows Eq. 45. With several labels per sample, :math:`i` runs over the labels of all samples.
 
     Args:
-        num_classes: the number of classes, for a record with `base="bce"`.
         eta: the bound :math:`\eta = \epsilon_1` of the logit compensation.
         pro: the percentage of samples above the threshold, if `tau` is not given.
         tau: the threshold :math:`\tau` itself.
@@ -123,8 +91,7 @@ def mixcomp(
             `pro` percent of every batch, as in the paper, including right labels once a model fits most of them.
         over: the losses that `pro` counts: of the "batch", or of the last "epoch" (needs `num_samples`).
         warmup: epochs over which `eta`, a number, rises from 0 to its value, if `num_samples` gives the length of an epoch; or the
-            shares of the training between which it rises; 0 for none, as in the paper. A model that is compensated before it has
-            learned anything learns slowly, and may ignore a whole class.
+            shares of the training between which it rises; 0 for none, as in the paper, where a model may ignore a whole class.
         preset: "paper" compensates `pro` percent of every batch from the first step: `warmup=0, floor=0`.
         eps2: the radius :math:`\epsilon_2` of the feature compensation; 0 with `base="bce"`.
 
@@ -139,36 +106,29 @@ def mixcomp(
             f'eps2 is {eps2}: features are compensated where the loss of a sample is small, and with base="bce" a sample has a loss for '
             "each label. Leave out eps2."
         )
-    if not floor >= 0:
-        raise InputError(f"floor is {floor}; expected a loss, at least 0.")
+    check(floor >= 0, "a loss, at least 0", floor=floor)
     rows = None if num_samples is None else num_samples * labels_of(base, num_samples, num_classes)
     threshold = Top(pro, over, rows, floor=0.0 if preset == "paper" else floor) if tau is None else tau
-    eta = eta if preset == "paper" else _warmed(eta, warmup, num_samples)
-    loop = {"norm": norm, "steps": steps, "step_size": step_size, "random_start": random_start, "bounds": bounds}
+    if preset == "paper":
+        warmup = 0.0
+    if not isinstance(warmup, int | float):
+        check(not callable(eta), "a number to warm up, or a schedule without warmup", eta=eta, warmup=warmup)
+        eta = Ramp(0.0, float(eta), begin=warmup[0], finish=warmup[1])
+    elif warmup and num_samples is not None and not callable(eta):
+        eta = Warmup(0.0, float(eta), epochs=warmup, num_samples=num_samples)
     return _in_both_directions(threshold, eta, eps2, loop, base)
 
 
-@final
-class ByLoss(Block):
-    """The bounds of :func:`mixcomp_adaptive`, (B,), from the bound `eps` at the threshold `tau`."""
-
-    def __init__(self, eps: float, tau: Value) -> None:
-        super().__init__()
-        self.eps, self.tau = eps, tau
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B,) the bound of each sample."""
-        ratio = s.plain_losses / at(self.tau, s)
-        # If the gate is closed the value does not matter, but it must be finite: all losses reach a threshold of 0.
-        return self.eps * (1 + (ratio - 1).abs()).nan_to_num(posinf=2.0)
+def by_loss(s: Batch, eps: float, tau: Tensor | float) -> Tensor:
+    """(B,) the bounds of :func:`mixcomp_adaptive`, from the bound `eps` at the threshold `tau`."""
+    ratio = s.plain_losses / tau
+    # If the gate is closed the value does not matter, but it must be finite: all losses reach a threshold of 0.
+    return eps * (1 + (ratio - 1).abs()).nan_to_num(posinf=2.0)
 
 
 @method(
-    "logit", "positive", "adversarial", "sample",
-    equation="53",
+    "logit", "positive", "adversarial", "sample", equation="53", record="margin", needs=["index"],
     reference="Yao and Wu, Compensation Learning, 2021, Eq. (53)",
-    record="margin",
-    needs=["index"],
     limits="All losses at the threshold leave mixcomp. A threshold near 0 makes bounds without measure; eps2 = 0 is drop-in.",
     search=Space({"eps1": Real(0.5, 10.0, log=True), "pro": Real(0.0, 60.0)}),
 )  # fmt: skip
@@ -178,22 +138,17 @@ def mixcomp_adaptive(
     eps1: float = 5.0,
     pro: Value = 35.0,
     tau: Value | None = None,
-    over: Literal["batch", "epoch"] = "batch",
+    over: Over = "batch",
     eps2: float = 0.0,
-    norm: Norm = "linf",
-    steps: int = 7,
-    step_size: float | None = None,
-    random_start: bool = True,
-    bounds: Bounds = None,
+    **loop: Any,
 ) -> Compensated:
     r"""Mixed compensation whose bounds follow the loss: the worse a sample fits, the more its loss is lowered.
 
     .. math:: \|v_i\| \le \epsilon_1 \frac{l_i}{\tau} \;\text{ if } l_i \ge \tau, \qquad
               \|\delta_i\| \le \epsilon_2 \left(2 - \frac{l_i}{\tau}\right) \;\text{ if } l_i < \tau
 
-    that is, :math:`\epsilon \left( 1 + |l_i - \tau| / \tau \right)` on both sides, where :math:`v_i = \eta_i (y_i - S(u_i))` with
-    :math:`\eta_i` its bound, :math:`\delta_i` is a feature compensation that raises the loss, and :math:`l_i` is the plain loss. The
-    paper's Eq. 53 writes :math:`\delta_i` in both places and leaves out the norms.
+    where :math:`v_i = \eta_i (y_i - S(u_i))` with :math:`\eta_i` its bound, :math:`\delta_i` is a feature compensation that raises the
+    loss, and :math:`l_i` is the plain loss. The paper's Eq. 53 writes :math:`\delta_i` in both places and leaves out the norms.
 
     Args:
         eps1: :math:`\epsilon_1`, the bound of a logit compensation at the threshold.
@@ -206,10 +161,8 @@ def mixcomp_adaptive(
     tensor(0.1823)
     """
     threshold = Top(pro, over, num_samples) if tau is None else tau
-    loop = {"norm": norm, "steps": steps, "step_size": step_size, "random_start": random_start, "bounds": bounds}
-    return _in_both_directions(
-        threshold, ByLoss(eps1, threshold), ByLoss(eps2, threshold) if eps2 else 0.0, loop
-    )  # fmt: skip
+    attack = Formula(by_loss, eps=eps2, tau=threshold) if eps2 else 0.0
+    return _in_both_directions(threshold, Formula(by_loss, eps=eps1, tau=threshold), attack, loop)
 
 
 @final
@@ -222,7 +175,6 @@ class AttackOnLabels(Block):
         self.direction, self.inference, self.granularity = attack.direction, attack.inference, attack.granularity
 
     def forward(self, s: Batch) -> Tensor:
-        """The feature compensation."""
         _ = s.plain  # the number of classes is known only after the logits
         s.dy = self.label(s)
         try:
@@ -232,22 +184,12 @@ class AttackOnLabels(Block):
 
 
 @method(
-    "feature+label", "mixed", "adversarial+prior", "sample",
-    equation="8",
+    "feature+label", "mixed", "adversarial+prior", "sample", equation="8", needs=["model"],
     reference="Lee et al., Semantics-Preserving Adversarial Training, 2020",
-    needs=["model"],
     limits="lam = 0 is adversarial training, eps = 0 is label smoothing.",
 )  # fmt: skip
 def semantics_preserving_at(
-    *,
-    eps: float = 8 / 255,
-    lam: float = 0.1,
-    attack_on: Literal["smoothed", "given"] = "smoothed",
-    norm: Norm = "linf",
-    steps: int = 7,
-    step_size: float | None = None,
-    random_start: bool = True,
-    bounds: Bounds = None,
+    *, eps: float = 8 / 255, lam: float = 0.1, attack_on: Literal["smoothed", "given"] = "smoothed", **loop: Any
 ) -> Compensated:
     r"""Adversarial training with smoothed labels: features and labels are compensated together.
 
@@ -267,7 +209,5 @@ def semantics_preserving_at(
     smooth = Toward(uniform, lam)
     if not eps:
         return Compensated(label=smooth)
-    attack = Adversarial(
-        eps, sign=1, norm=norm, steps=steps, step_size=step_size, random_start=random_start, bounds=bounds
-    )
+    attack = Adversarial(eps, **loop)
     return Compensated(feature=AttackOnLabels(smooth, attack) if attack_on == "smoothed" else attack, label=smooth)

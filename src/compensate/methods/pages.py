@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from compensate.core.taxonomy import change, measured
+from compensate.core.criterion import change, measured
 from compensate.files import write_atomically
 from compensate.methods.registry import METHODS, Method
 from compensate.terms.meta import meta_step
@@ -19,28 +19,14 @@ from compensate.terms.meta import meta_step
 BATCH, EPOCHS, RATE = 64, 30, 0.005
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """The effect of compensation on the losses of a batch."""
 
+    direction: str
+    """In the paper's words: positive lowers losses, negative raises them."""
     raised: int
     lowered: int
     mean: float
-    shared: bool
-    """True if samples share rows: then single losses may go either way, and the mean shows the direction."""
-
-    @property
-    def direction(self) -> str:
-        """In the paper's words: positive lowers losses, negative raises them."""
-        if not self.raised and not self.lowered:
-            return "none"
-        if self.raised and self.lowered and not self.shared:
-            return "mixed"
-        return "negative" if self.mean > 0 else "positive"
-
-    def agrees(self, row: Method) -> bool:
-        """True if it does not contradict the taxonomy; a method of mixed direction may have one direction on a single batch."""
-        return self.direction == "none" or row.taxonomy.direction in ("mixed", self.direction)
 
     def __str__(self) -> str:
         return f"{self.direction}: raises {self.raised} and lowers {self.lowered} of {BATCH} losses, {self.mean:+.3f} on average"
@@ -59,11 +45,9 @@ def measured_change(row: Method) -> Change:
     x, y = torch.from_numpy(pixels[: 2 * BATCH] / 16).float(), torch.from_numpy(target[: 2 * BATCH]).long()
     y[: BATCH // 8] = (y[: BATCH // 8] + 1) % 10
     batch, clean = (x[:BATCH], y[:BATCH], torch.arange(BATCH)), (x[BATCH:], y[BATCH:])
-    sizes = {
-        "num_samples": BATCH, "num_classes": 10, "class_counts": y[:BATCH].bincount(minlength=10).tolist(), "feature_dim": 32,
-        "feature_shape": (64,),
-    }  # fmt: skip
-    found: tuple[Tensor, Tensor] | None = None
+    counts = y[:BATCH].bincount(minlength=10).tolist()
+    sizes = {"num_samples": BATCH, "num_classes": 10, "class_counts": counts, "feature_dim": 32, "feature_shape": (64,)}
+    signs, changes = torch.zeros(BATCH), torch.zeros(BATCH)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: nn.Module = MLP(64, 10 + row.extra_outputs, hidden=(32,))
@@ -76,18 +60,18 @@ def measured_change(row: Method) -> Change:
             if "clean" in row.needs:
                 meta_step(criterion, model, batch, clean, lr=0.1, optimizer=copy.copy(meta_optimizer))
             s = criterion.evaluate(model, *batch)
-            changes = change(s)  # before the model moves on
+            signs, changes = (measured(s), change(s)) if bool(measured(s).any()) else (signs, changes)
             optimizer.zero_grad()
             s.loss.backward()
             optimizer.step()
             criterion.end_epoch()
-            signs = measured(s)
-            if found is None or bool(signs.any()):
-                found = signs, changes
-    assert found is not None
-    signs, changes = found
+    raised, lowered, mean = int((signs > 0).sum()), int((signs < 0).sum()), float(changes.mean())
+    direction = "mixed" if raised and lowered else "negative" if raised else "positive" if lowered else "none"
     shared = row.taxonomy.granularity != "sample" and row.taxonomy.inference in ("regularized", "adversarial")
-    return Change(int((signs > 0).sum()), int((signs < 0).sum()), float(changes.mean()), shared)
+    if direction == "mixed" and shared:
+        # Samples that share a row may go either way; the mean shows the direction.
+        direction = "negative" if mean > 0 else "positive"
+    return Change(direction, raised, lowered, mean)
 
 
 _NEEDS = {
@@ -108,52 +92,44 @@ def _needs(row: Method) -> str:
 
 def _plain(text: str) -> str:
     """A docstring for a terminal: formulas indented, without the roles of Sphinx."""
-    text = re.sub(r"(?m)^\.\. math:: ", "    ", text)
-    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", re.sub(r"(?m)^\.\. math:: ", "    ", text))
 
 
 def first_sentence(row: Method) -> str:
-    """The first sentence of the method's docstring.
-
-    >>> first_sentence(METHODS["base"])
-    'Cross entropy without compensation.'
-    """
+    """The first sentence of the method's docstring."""
     return _plain((inspect.getdoc(row.build) or "").split("\n\n")[0]).replace("\n", " ")
 
 
 def page(row: Method) -> str:
     """A page of plain text."""
     name = row.name.replace("_", "-")
-    lines = [
-        f"{name}{'' if row.kind == 'compensation' else f' ({row.kind})'}",
-        "=" * len(name),
-        str(row.taxonomy),
-        "",
-        _plain(inspect.getdoc(row.build) or ""),
-        "",
-        f"signature  {row.name}{inspect.signature(row.build)}",
-        f"equation   {row.equation}",
-        f"reference  {row.reference}",
-        f"needs      {_needs(row)}",
-        f"limits     {row.limits}",
-        f"measured   {measured_change(row)} (digits, one in eight labels wrong)",
-    ]
-    return "\n".join(lines)
+    return f"""{name}{"" if row.kind == "compensation" else f" ({row.kind})"}
+{"=" * len(name)}
+{row.taxonomy}
+
+{_plain(inspect.getdoc(row.build) or "")}
+
+signature  {row.name}{inspect.signature(row.build)}
+equation   {row.equation}
+reference  {row.reference}
+needs      {_needs(row)}
+limits     {row.limits}
+measured   {measured_change(row)} (digits, one in eight labels wrong)"""
+
+
+HEAD = """# Methods
+
+This page is made from the table of methods: `compensate methods --markdown docs/methods.md`.
+
+| method | description | target · direction · inference · granularity |
+|---|---|---|
+"""
 
 
 def write_pages(path: Path) -> None:
     """Writes the pages of all methods as one Markdown file."""
-    head = [
-        "# Methods",
-        "",
-        "This page is made from the table of methods: `compensate methods --markdown docs/methods.md`.",
-        "",
-        "| method | description | target · direction · inference · granularity |",
-        "|---|---|---|",
-    ]
     rows = [f"| [{row.name}](#{row.name}) | {first_sentence(row)} | {row.taxonomy} |" for row in METHODS.values()]
-    pages = [_markdown(row) for row in METHODS.values()]
-    write_atomically(path, ("\n".join([*head, *rows, *pages]) + "\n").encode())
+    write_atomically(path, (HEAD + "\n".join([*rows, *map(_markdown, METHODS.values())]) + "\n").encode())
 
 
 def _markdown(row: Method) -> str:
@@ -162,7 +138,7 @@ def _markdown(row: Method) -> str:
     text = re.sub(r"(?m)^\.\. math:: ((?:.*\n)(?: +.*\n)*)", lambda m: f"$$\n{m[1].strip()}\n$$\n", text)
     text = re.sub(r":math:`([^`]*)`", r"$\1$", text)
     text = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text)
-    text = re.sub(r"(?m)^Args:\n((?:    .*\n?|\n)*)", lambda m: "Arguments:\n\n" + _arguments(m[1]) + "\n", text)
+    text = re.sub(r"(?m)^Args:\n((?:    .*\n?|\n)*)", _arguments, text)
     text = re.sub(r"(?m)((?:^>>> .*\n?(?:^(?!>>>|$).*\n?)*)+)", lambda m: f"```pycon\n{m[1].rstrip()}\n```\n", text)
     kind = "" if row.kind == "compensation" else f" *({row.kind}, not compensation)*"
     return (
@@ -171,6 +147,7 @@ def _markdown(row: Method) -> str:
     )
 
 
-def _arguments(block: str) -> str:
-    entries = (" ".join(entry.split()).partition(":") for entry in re.split(r"(?m)^    (?=\S)", block) if entry.strip())
-    return "\n".join(f"- `{names}`:{text}" for names, _, text in entries) + "\n"
+def _arguments(section: re.Match[str]) -> str:
+    parts = filter(str.strip, re.split(r"(?m)^    (?=\S)", section[1]))
+    entries = (" ".join(part.split()).partition(":") for part in parts)
+    return "Arguments:\n\n" + "\n".join(f"- `{names}`:{text}" for names, _, text in entries) + "\n\n"

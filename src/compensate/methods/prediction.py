@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, final
 
@@ -12,12 +11,11 @@ from torch import Tensor
 
 from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated
-from compensate.core.layout import distinct_rows
+from compensate.core.layout import distinct_rows, is_eager_cpu
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Statistic, largest
-from compensate.core.validation import is_eager_cpu
-from compensate.errors import InputError
-from compensate.methods.registry import Block, Real, Space, each, method
+from compensate.errors import check
+from compensate.methods.registry import Formula, Real, Space, each, method
 from compensate.methods.weighting import of_given
 
 __all__ = ["epsilon_softmax", "sop"]
@@ -29,7 +27,7 @@ REFERENCE_BATCH = 128
 class _Normalize(torch.autograd.Function):
     r"""(B, C) :math:`r / S - p` with :math:`r = \max(p + a - b, \epsilon)` and its sum :math:`S` (B, 1), which are returned too.
 
-    Its derivative in closed form needs a third of the temporaries of autograd, whose page faults made SOP several times slower.
+    Its derivative in closed form needs a third of the temporaries of autograd, and SOP is several times faster.
     """
 
     @staticmethod
@@ -50,43 +48,16 @@ class _Normalize(torch.autograd.Function):
         if torch.is_grad_enabled():  # for second derivatives r and S must depend on p
             r = torch.where(r > ctx.floor, r + (p - p.detach()), r)
             total = r.sum(-1, keepdim=True)
-            mean = (grad * r).sum(-1, keepdim=True) / total
-            return torch.where(r > ctx.floor, (grad - mean) / total, 0.0) - grad, None, None
         mean = (grad * r).sum(-1, keepdim=True) / total
-        return (grad - mean).div_(total).masked_fill_(r <= ctx.floor, 0.0).sub_(grad), None, None
-
-
-def _noise(mu: Tensor, nu: Tensor, given: Tensor) -> Tensor:
-    """(B, C) a - b, each between 0 and 1, where `given` (B, 1) are classes."""
-    return nu.square().neg_().clamp_(min=-1).scatter_(1, given, mu.square().clamp_(max=1))
-
-
-def _error_(noise: Tensor, given: Tensor, decided: Tensor) -> Tensor:
-    """Makes noise (B, C) the (1 - y) e that nu descends, in place; returns the e of given classes, (B, 1)."""
-    over = None if is_eager_cpu(noise) and (not noise.numel() or float(noise.min()) > -1) else noise <= -1
-    noise.scatter_(1, decided, 1.0, reduce="add")
-    own = noise.gather(1, given) - 1
-    noise.scatter_(1, given, 0.0)
-    if over is not None:
-        noise.masked_fill_(over, 0.0)
-    return own
-
-
-def _put(kept: Tensor, index: Tensor, new: Tensor) -> None:
-    """Writes rows where they belong; one that is not finite stays as it was."""
-    if not (is_eager_cpu(new) and math.isfinite(new.sum().item())):
-        new = torch.where(new.sum(-1, keepdim=True).isfinite(), new, kept.index_select(0, index).to(new.dtype))
-    kept.index_copy_(0, index, new.to(kept.dtype))
+        return ((grad - mean) / total).masked_fill(r <= ctx.floor, 0.0) - grad, None, None
 
 
 @final
 class OverParameterized(Statistic):
     r"""The prediction term of :func:`sop`: a correction for each sample, sparse by its form instead of a penalty.
 
-    In each step :math:`\mu_i` (one number) descends :math:`-\sum_c y_{i,c} \log q_{i,c}` and :math:`\nu_i` (C numbers) descends the
-    squared error :math:`\|o_i + a_i - b_i - y_i\|^2`, where :math:`o_i` is the most likely class, one-hot, :math:`a_i = \mu_i^2 y_i`
-    and :math:`b_i = \nu_i^2 (1 - y_i)`. Squares grow by a factor instead of a summand: a sample without doubt stays near zero
-    (implicit regularization).
+    In each step :math:`\mu_i` (one number) descends :math:`-\sum_c y_{i,c} \log q_{i,c}` and :math:`\nu_i` (C numbers) the squared error
+    :math:`\|o_i + a_i - b_i - y_i\|^2`, where :math:`o_i` is the decision, :math:`a_i = \mu_i^2 y_i` and :math:`b_i = \nu_i^2 (1 - y_i)`.
     """
 
     reader = "over-parameterized noise"
@@ -94,28 +65,16 @@ class OverParameterized(Statistic):
     on_simplex = True
 
     def __init__(
-        self,
-        num_samples: int,
-        num_classes: int,
-        *,
-        lr_u: float,
-        lr_v: float,
-        spread: float = 1e-8,
-        floor: float = 1e-4,
-        joint: bool = True,
+        self, num_samples: int, num_classes: int, lr_u: float, lr_v: float, spread: float, floor: float, joint: bool
     ) -> None:
         super().__init__()
-        if lr_u <= 0 or lr_v <= 0 or spread <= 0 or not 0 < floor < 1:
-            raise InputError(
-                f"lr_u={lr_u}, lr_v={lr_v}, spread={spread}, floor={floor}; expected positive steps and spread (zero "
-                "never grows), and a floor in (0, 1)."
-            )
+        numbers = {"lr_u": lr_u, "lr_v": lr_v, "spread": spread}
+        check(min(numbers.values()) > 0, "positive numbers (zero never grows)", **numbers)
+        check(0 < floor < 1, "a small probability", floor=floor)
         self.num_classes = num_classes
         self.num_samples, self.lr_u, self.lr_v, self.floor, self.joint = num_samples, lr_u, lr_v, floor, joint
-        self.track("mu", spread * torch.randn(num_samples, 1), merge="rows")
-        self.track("nu", spread * torch.randn(num_samples, num_classes), merge="rows")
-        self.mu: Tensor
-        self.nu: Tensor
+        self.mu = self.track("mu", spread * torch.randn(num_samples, 1), merge="rows")
+        self.nu = self.track("nu", spread * torch.randn(num_samples, num_classes), merge="rows")
 
     def forward(self, s: Batch) -> Tensor:
         """(B, C) the prediction compensation; if the batch is accepted, its rows take their step."""
@@ -124,7 +83,7 @@ class OverParameterized(Statistic):
         with torch.no_grad():
             mu, nu = self.mu.index_select(0, index).to(p.dtype), self.nu.index_select(0, index).to(p.dtype)
             if s.hard:
-                noise = _noise(mu, nu, s.labels[:, None])
+                noise = nu.square().neg_().clamp_(min=-1).scatter_(1, s.labels[:, None], mu.square().clamp_(max=1))
             else:
                 noise = (mu.square() * s.y).clamp(max=1) - (nu.square() * (1 - s.y)).clamp(max=1)
         delta, r, total = _Normalize.apply(p, noise, self.floor)  # type: ignore[no-untyped-call]
@@ -143,8 +102,12 @@ class OverParameterized(Statistic):
         decided = largest(s.p.detach())[1][:, None]
         if s.hard:
             given = s.labels[:, None]
-            own = _error_(noise, given, decided)
-            slope, e = self._slope(mu, r.gather(1, given), total, own), noise
+            over = noise <= -1
+            e = noise.scatter_(1, decided, 1.0, reduce="add")
+            near, own = r.gather(1, given), e.gather(1, given) - 1
+            e.scatter_(1, given, 0.0).masked_fill_(over, 0.0)
+            slope = (1 / total - 1 / near) * (near > self.floor)
+            slope = 2 * mu * (slope + 2 * own if self.joint else slope) * (mu.square() <= 1)
         else:
             y = s.y
             e = (noise - y).scatter_add_(1, decided, torch.ones_like(mu))
@@ -152,36 +115,28 @@ class OverParameterized(Statistic):
             slope = y * (slope + 2 * e if self.joint else slope) * (mu.square() * y <= 1)
             slope = 2 * mu * slope.sum(-1, keepdim=True)
             e = e * (1 - y) * (nu.square() * (1 - y) <= 1)
-        self._move(s, index, self.mu, mu, slope, self.lr_u)
-        self._move(s, index, self.nu, nu, e.mul_(nu), -4 * self.lr_v)
-
-    def _slope(self, mu: Tensor, near: Tensor, total: Tensor, own: Tensor) -> Tensor:
-        """(B, 1) the derivative by mu, where labels are classes; `near` and `own` are r and e of theirs."""
-        slope = (1 / total - 1 / near) * (near > self.floor)
-        slope = slope + 2 * own if self.joint else slope
-        return (2 * mu * slope).masked_fill_(mu.square() > 1, 0.0)
-
-    def _move(self, s: Batch, index: Tensor, kept: Tensor, old: Tensor, slope: Tensor, lr: float) -> None:
-        """Rows go down the mean slope of the samples that share them; one that would not be finite stays."""
-        distinct, which = distinct_rows(index)
-        if which is not None or not s.complete:
-            slope = torch.where(s.valid[:, None], slope, 0.0)
-        if which is not None:
-            count = slope.new_zeros(len(distinct), 1).index_add_(0, which, s.valid[:, None].to(slope.dtype))
-            slope = slope.new_zeros(len(distinct), slope.shape[1]).index_add_(0, which, slope) / count.clamp(min=1)
-            slope = slope[which]
-        _put(kept, index, old.add_(slope, alpha=-lr))
+        # Rows go down the mean slope of the samples that share them; one that would not be finite stays.
+        distinct, which = distinct_rows(index, s.index)
+        for kept, old, down, lr in ((self.mu, mu, slope, self.lr_u), (self.nu, nu, e.mul_(nu), -4 * self.lr_v)):
+            if which is not None or not s.complete:
+                down = torch.where(s.valid[:, None], down, 0.0)
+            if which is not None:
+                count = down.new_zeros(len(distinct), 1).index_add_(0, which, s.valid[:, None].to(down.dtype))
+                total = down.new_zeros(len(distinct), down.shape[1]).index_add_(0, which, down)
+                down = (total / count.clamp(min=1))[which]
+            new = old.add_(down, alpha=-lr)
+            finite = new.sum(-1, keepdim=True).isfinite()
+            if not (is_eager_cpu(finite) and bool(finite.all())):
+                new = torch.where(finite, new, kept.index_select(0, index).to(new.dtype))
+            kept.index_copy_(0, index, new.to(kept.dtype))
 
     def observe(self, s: Batch) -> None:
         """The term has moved its rows."""
 
 
 @method(
-    "prediction", "positive", "regularized", "sample",
-    equation="5-ii",
+    "prediction", "positive", "regularized", "sample", equation="5-ii", record="loss", needs=["index"],
     reference="Liu et al., Robust Training under Label Noise by Over-parameterization, ICML 2022",
-    record="loss",
-    needs=["index"],
     limits="Cross entropy until the rows have grown from almost nothing, which takes some epochs.",
     search=Space({"lr_u": Real(0.01, 10.0, log=True), "lr_v": Real(0.01, 100.0, log=True)}),
     candidates=each(lr_u=(10.0, 1.0, 1.0, 0.1, 10.0), lr_v=(10.0, 10.0, 1.0, 1.0, 100.0)),
@@ -201,78 +156,41 @@ def sop(
     .. math:: \Delta p_i = q_i - p_i, \qquad
               q_i = \mathrm{normalize}(\max(p_i + \mu_i^2 y_i - \nu_i^2 (1 - y_i), \epsilon))
 
-    where :math:`\mu_i` descends the cross entropy and :math:`\nu_i` the squared error of the most likely class. The sum is divided by
-    its total instead of projected (Eq. 6). The authors' SOP+ adds a consistency loss over two views and a balance loss, which are
-    left out.
+    where :math:`\mu_i` descends the cross entropy and :math:`\nu_i` the squared error of the most likely class. The authors' SOP+ adds
+    a consistency loss over two views and a balance loss, which are left out.
 
     Args:
-        lr_u: the step of :math:`\mu` per sample and visit; the authors use 10 (CIFAR-10) or 1 (CIFAR-100) on the mean
-            over a batch of 128, which gives the default.
+        lr_u: the step of :math:`\mu` per sample and visit; the authors use 10 (CIFAR-100: 1) on the mean over a batch of 128.
         lr_v: the step of :math:`\nu`; the authors use 10, or 100 for asymmetric noise, on the same mean.
         spread: the standard deviation of the start.
         floor: the smallest entry :math:`\epsilon` before the division. The authors apply it again afterwards.
         joint: let :math:`\mu` descend the squared error too, as the authors' code does and their paper does not.
 
-    >>> import torch
     >>> criterion = sop(num_samples=1000, num_classes=3)
     >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([7]))
     tensor(2.3584)
     """
-    return Compensated(
-        prediction=OverParameterized(
-            num_samples, num_classes, lr_u=lr_u, lr_v=lr_v, spread=spread, floor=floor, joint=joint
-        )
-    )
+    return Compensated(prediction=OverParameterized(num_samples, num_classes, lr_u, lr_v, spread, floor, joint))
 
 
-@final
-class TowardDecision(Block):
-    """The prediction term of :func:`epsilon_softmax`, before the division by its total.
-
-    Entries that would end below `floor` are raised to it and have no gradient, as in the authors' code.
-    """
-
-    def __init__(self, m: float, floor: float) -> None:
-        super().__init__()
-        if m < 0:
-            raise InputError(f"m is {m}; expected at least 0 (0 is the plain softmax).")
-        if not 0 <= floor < 1:
-            raise InputError(f"floor is {floor}; expected a small probability, such as 1e-8.")
-        self.m, self.floor = m, floor
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B, C) the prediction compensation."""
-        p = full_precision(s.u).softmax(-1)
-        lifted = p.clamp(min=self.floor * (1 + self.m)) - p
-        return lifted + self.m * F.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
+def decision_term(s: Batch, m: float, floor: float) -> Tensor:
+    """The prediction term of :func:`epsilon_softmax`, before the division by its total; entries raised to the floor have no gradient."""
+    p = full_precision(s.u).softmax(-1)
+    lifted = p.clamp(min=floor * (1 + m)) - p
+    return lifted + m * F.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
 
 
-@final
-class WithAbsoluteError(Block):
+def absolute_error_term(s: Batch, alpha: float, beta: float) -> Tensor:
     r"""The loss term of :func:`epsilon_softmax`, :math:`\Delta l_i = (\alpha - 1)\, l_i + \beta\, (2 - 2 p_{i,y_i})`."""
-
-    def __init__(self, alpha: float, beta: float) -> None:
-        super().__init__()
-        if alpha < 0 or beta < 0:
-            raise InputError(f"alpha={alpha}, beta={beta}; the weight of a loss is at least 0.")
-        self.alpha, self.beta = alpha, beta
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B,) the loss compensation."""
-        error = 2 - 2 * of_given(s, s.p)
-        return torch.where(s.valid, (self.alpha - 1) * s.l + self.beta * error, 0.0)
+    return torch.where(s.valid, (alpha - 1) * s.l + beta * (2 - 2 * of_given(s, s.p)), 0.0)
 
 
 @method(
-    "prediction+loss", "mixed", "prior", "sample",
-    equation="5-ii",
+    "prediction+loss", "mixed", "prior", "sample", equation="5-ii", record="loss",
     reference="Wang et al., epsilon-Softmax: Approximating One-Hot Vectors for Mitigating Label Noise, NeurIPS 2024",
-    record="loss",
     limits="m = 0, alpha = 1, beta = 0 is cross entropy. With a large m the mean absolute error must do the learning: keep beta > 0.",
     search=Space({"m": Real(1.0, 1e6, log=True), "alpha": Real(0.01, 1.0, log=True), "beta": Real(0.5, 10.0, log=True)}),
-    candidates=each(
-        m=(1e5, 1e4, 1e5, 10.0, 1e5), alpha=(0.01, 0.05, 0.1, 0.5, 1.0), beta=(5.0, 5.0, 5.0, 1.0, 1.0)
-    ),
+    candidates=each(m=(1e5, 1e4, 1e5, 10.0, 1e5), alpha=(0.01, 0.05, 0.1, 0.5, 1.0), beta=(5.0, 5.0, 5.0, 1.0, 1.0)),
 )  # fmt: skip
 def epsilon_softmax(*, m: float = 1e5, alpha: float = 0.01, beta: float = 5.0, floor: float = 1e-8) -> Compensated:
     r"""Epsilon-softmax: predictions move toward their most likely class, for any label.
@@ -290,6 +208,8 @@ def epsilon_softmax(*, m: float = 1e5, alpha: float = 0.01, beta: float = 5.0, f
     >>> epsilon_softmax()(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
     tensor(9.1930)
     """
-    return Compensated(
-        prediction=TowardDecision(m, floor), loss=WithAbsoluteError(alpha, beta), onto="normalize"
-    )  # fmt: skip
+    check(m >= 0, "at least 0 (0 is the plain softmax)", m=m)
+    check(0 <= floor < 1, "a small probability, such as 1e-8", floor=floor)
+    check(alpha >= 0 and beta >= 0, "weights of at least 0", alpha=alpha, beta=beta)
+    loss = Formula(absolute_error_term, alpha=alpha, beta=beta)
+    return Compensated(prediction=Formula(decision_term, m=m, floor=floor), loss=loss, onto="normalize")

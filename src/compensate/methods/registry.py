@@ -8,16 +8,17 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, final, get_args
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from compensate.core.criterion import Compensated
+from compensate.core.batch import Batch, at
+from compensate.core.criterion import Compensated, Taxonomy
 from compensate.core.statistics import Evidence, Score, labels_of
-from compensate.core.taxonomy import Taxonomy
-from compensate.core.validation import checked_reduction, checked_weights
-from compensate.errors import InputError, nearest
+from compensate.core.validation import Reduction, checked_weights
+from compensate.errors import InputError, nearest, one_of
+from compensate.terms.adversarial import Adversarial
 
 Preset = Literal["default", "paper", "paper-per-sample"]
 PRESETS: tuple[Preset, ...] = ("default", "paper", "paper-per-sample")
@@ -48,13 +49,10 @@ Range = Choice | Real
 
 @dataclass(frozen=True)
 class Space:
-    """The searched hyper-parameters of a method, and the values of others during the search.
+    """The searched hyper-parameters of a method, the values of others, and the names that the preset "paper" divides by the batch size.
 
-    Attributes:
-        ranges: by name.
-        fixed: other hyper-parameters.
-        per_batch: names that the preset "paper" divides by the batch size. The paper does not say whether the learning rate
-            of the compensation acts on the mean over a batch ("paper") or on each sample ("paper-per-sample").
+    The paper does not say whether the learning rate of the compensation acts on the mean over a batch ("paper") or on each sample
+    ("paper-per-sample").
     """
 
     ranges: Mapping[str, Range]
@@ -83,9 +81,7 @@ def each(**values: Sequence[Any]) -> dict[str, Settings]:
 
 
 Need = Literal["index", "model", "features", "clean", "epochs", "steps", "group", "teacher"]
-"""Requirements of a method beyond logits and targets: the index of each sample; the model itself (`criterion.evaluate`); a
-model with `features` and `head`; clean data for `meta_step`; `end_epoch()`; `start(total_steps)`; the group of each sample;
-the predictions of another model."""
+"""Requirements of a method beyond logits and targets; `compensate.methods.pages` explains them."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +108,6 @@ class Method:
     """The paper's search spaces, by kind of data: Yao and Wu, Compensation Learning, 2021, Appendices B and C."""
     candidates: Mapping[str, Settings] = field(default_factory=dict)
     """A few settings to choose from, by "image" and "text", the default first; the same number for every method."""
-
-    @property
-    def summary(self) -> str:
-        """The first line of its docstring."""
-        return (inspect.getdoc(self.build) or "").split("\n")[0]
-
-    @property
-    def sizes(self) -> list[str]:
-        """The sizes that it takes."""
-        return [name for name in inspect.signature(self.build).parameters if name in SIZES]
 
     @property
     def teacher(self) -> str:
@@ -195,142 +181,133 @@ DESCRIPTIONS = {
 }
 """Descriptions of arguments that several methods share; a docstring may give its own."""
 
-_SHARED = {
-    name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    for name, default, annotation in (
-        ("weight", None, "Weights | None"),
-        ("ignore_index", -100, "int"),
-        ("reduction", "mean", "Literal['mean', 'sum', 'none']"),
-    )
+_OPTIONAL = {
+    "num_samples": "the size of the training set; if given, the criterion records each sample.",
+    "num_classes": 'the number of classes, for a record with `base="bce"`.',
+    "class_counts": '(C,) the number of training samples of each class, for `by="share"`.',
 }
-_NUM_SAMPLES = inspect.Parameter(
-    "num_samples", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None"
-)  # fmt: skip
+"""The same if an argument is optional."""
+
+_SIZE = inspect.Parameter("num_samples", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="int | None")
+_SHARED = {name: inspect.signature(Compensated).parameters[name] for name in ("weight", "ignore_index", "reduction")}
 
 
 def method(
     target: str, direction: str, inference: str, granularity: str, *, equation: str, reference: str,
-    record: Score | None = None, needs: Iterable[Need] = (), **more: Any,
+    record: Score | None = None, needs: Iterable[Need] = (), extra_outputs: int = 0, **more: Any,
 ) -> Callable[[Callable[..., Compensated]], Callable[..., Compensated]]:  # fmt: skip
     """Registers a function that builds a criterion, under its own name.
 
-    The registered function also takes `weight`, `ignore_index` and `reduction`, and checks its arguments.
+    The registered function also takes `weight`, `ignore_index` and `reduction`, and checks its arguments. Keyword arguments
+    `**loop` of the function are the arguments of the inner loop, :class:`~compensate.terms.Adversarial`.
 
     Args:
         target, direction, inference, granularity: the place in the taxonomy.
-        equation, reference, needs, more: the fields of :class:`Method`.
+        equation, reference, needs, extra_outputs, more: the fields of :class:`Method`.
         record: the score of suspects. If given, the function also takes `num_samples`, and the criterion records each sample.
     """
 
     def register(function: Callable[..., Compensated]) -> Callable[..., Compensated]:
+        name, signature = function.__name__, inspect.signature(function)
+        own = {parameter.name: parameter for parameter in signature.parameters.values() if parameter.name != "loop"}
+        if "loop" in signature.parameters:
+            inner = inspect.signature(Adversarial).parameters
+            own |= {key: inner[key] for key in ("norm", "steps", "step_size", "random_start", "bounds")}
+        known = ({_SIZE.name: _SIZE} if record else {}) | own
+        known |= {key: parameter for key, parameter in _SHARED.items() if key not in own}
+
+        @functools.wraps(function)
+        def build(**arguments: Any) -> Compensated:
+            for key, value in arguments.items():
+                if key == "base" and key not in known:
+                    able = [row for row in METHODS if key in inspect.signature(METHODS[row].build).parameters]
+                    why = "it reads one distribution over the classes, and samples with several labels have none"
+                    if {*target.split("+")} & {"feature", "view", "structure"}:
+                        why = 'its terms for inputs must be composed, such as Compensated(feature=Adversarial(...), base="bce")'
+                    raise InputError(f'{name} has no base="bce": {why}. Methods that have it: {", ".join(able)}.')
+                if key not in known:
+                    raise InputError(f'{name} has no argument "{key}"; {nearest(key, known)}')
+                # A text is neither a number nor a schedule, and a fraction is not a whole number.
+                default = known[key].default
+                kinds = {kind.strip() for kind in str(known[key].annotation).split("|")} - {"None"}
+                if kinds <= {"int", "float", "Value"} and isinstance(value, str):
+                    usual = default if isinstance(default, int | float) else 10 if kinds == {"int"} else 0.5
+                    raise InputError(f'{key} is "{value}"; expected a number, such as {usual}.')
+                if kinds == {"int"} and isinstance(value, float):
+                    usual = round(value) if math.isfinite(value) else 10
+                    raise InputError(f"{key} is {value}; expected a whole number, such as {usual}.")
+            given = {key: parameter.default for key, parameter in known.items()} | arguments
+            samples = given.get("num_samples")
+            labels = labels_of(given.get("base"), samples, given.get("num_classes")) if record else 1
+            criterion = function(**{key: value for key, value in arguments.items() if key in own})
+            one_of("reduction", given["reduction"], *get_args(Reduction))
+            criterion.ignore_index, criterion.reduction = given["ignore_index"], given["reduction"]
+            if "weight" not in own and (weight := checked_weights(given["weight"])) is not None:
+                criterion.weight = F.pad(weight, (0, extra_outputs), value=1.0)
+            if record and samples is not None and criterion.record is None:
+                criterion.record = Evidence(samples, score=record, num_labels=labels)
+            return criterion
+
+        build.__signature__ = signature.replace(parameters=[*known.values()])  # type: ignore[attr-defined]
+        build.__doc__ = _with_descriptions(inspect.getdoc(function) or "", known)
         place = Taxonomy(target, direction, inference, granularity)
-        build = _with_shared_arguments(function, record, more.get("extra_outputs", 0))
-        METHODS[function.__name__] = Method(
-            function.__name__, build, place, equation, reference, frozenset(needs), **more
-        )
+        documented = (equation, reference, frozenset(needs))
+        METHODS[name] = Method(name, build, place, *documented, extra_outputs=extra_outputs, **more)
         return build
 
     return register
 
 
-def _with_shared_arguments(
-    build: Callable[..., Compensated], record: Score | None, extra_outputs: int
-) -> Callable[..., Compensated]:
-    signature = inspect.signature(build)
-    own = signature.parameters
-    known = {
-        **({"num_samples": _NUM_SAMPLES} if record else {}),
-        **own,
-        **{k: v for k, v in _SHARED.items() if k not in own},
-    }
-
-    @functools.wraps(build)
-    def checked(**arguments: Any) -> Compensated:
-        for name, value in arguments.items():
-            if name == "base" and name not in known:
-                raise InputError(_without_binary_form(METHODS[build.__name__]))
-            if name not in known:
-                raise InputError(f'{build.__name__} has no argument "{name}"; {nearest(name, known)}')
-            _check_number(known[name], value)
-        given = {name: parameter.default for name, parameter in known.items()} | arguments
-        size, base = given.get("num_samples"), given.get("base")
-        labels = labels_of(base, size, given.get("num_classes")) if record else 1
-        criterion = build(**{name: value for name, value in arguments.items() if name in own})
-        criterion.ignore_index, criterion.reduction = given["ignore_index"], checked_reduction(given["reduction"])
-        if "weight" not in own and (weight := checked_weights(given["weight"])) is not None:
-            criterion.weight = F.pad(weight, (0, extra_outputs), value=1.0)
-        if record and size is not None and criterion.record is None:
-            criterion.record = Evidence(size, score=record, num_labels=labels)
-        return criterion
-
-    checked.__signature__ = signature.replace(parameters=[*known.values()])  # type: ignore[attr-defined]
-    checked.__doc__ = _with_descriptions(inspect.getdoc(build) or "", known, optional_record=record is not None)
-    return checked
-
-
-def _with_descriptions(text: str, parameters: Mapping[str, inspect.Parameter], *, optional_record: bool) -> str:
+def _with_descriptions(text: str, parameters: Mapping[str, inspect.Parameter]) -> str:
     """A docstring whose Args section also describes the shared arguments."""
-    head, _, rest = text.partition("\n\nArgs:\n")
-    if rest:
-        args, _, rest = rest.partition("\n\n")
-    else:
-        head, _, rest = text.partition("\n\n>>> ")
-        args, rest = "", ">>> " + rest if rest else ""
+    head, _, example = text.partition("\n\n>>> ")
+    head, _, args = head.partition("\n\nArgs:\n")
     described = {name.strip() for names in re.findall(r"(?m)^    (\w[\w, ]*):", args) for name in names.split(",")}
-    sizes: list[str] = []
-    others: list[str] = []
+    before: list[str] = []
+    after = [args] if args else []
     for name, parameter in parameters.items():
         if name in DESCRIPTIONS and name not in described:
-            text = DESCRIPTIONS[name]
-            if name == "num_samples" and optional_record and parameter.default is None:
-                text = "the size of the training set; if given, the criterion records each sample."
-            (sizes if name in SIZES else others).append(f"    {name}: {text}")
+            described_by = DESCRIPTIONS if parameter.default is not None else DESCRIPTIONS | _OPTIONAL
+            (before if name in SIZES else after).append(f"    {name}: {described_by[name]}")
     shared = ", ".join(name for name in _SHARED if name not in described)
-    others.append(f"    {shared}: as in :class:`torch.nn.CrossEntropyLoss`.")
-    args = "\n".join([*sizes, *filter(None, [args]), *others])
-    return f"{head}\n\nArgs:\n{args}" + (f"\n\n{rest}" if rest else "")
-
-
-def _check_number(parameter: inspect.Parameter, value: Any) -> None:
-    """Raises for a text instead of a number or a schedule, and for a fraction instead of a whole number."""
-    kinds = {kind.strip() for kind in str(parameter.annotation).split("|")} - {"None"}
-    if kinds <= {"int", "float", "Value"} and isinstance(value, str):
-        example = parameter.default if isinstance(parameter.default, int | float) else 10 if kinds == {"int"} else 0.5
-        raise InputError(f'{parameter.name} is "{value}"; expected a number, such as {example}.')
-    if kinds == {"int"} and isinstance(value, float):
-        example = round(value) if math.isfinite(value) else 10
-        raise InputError(f"{parameter.name} is {value}; expected a whole number, such as {example}.")
-
-
-def _without_binary_form(row: Method) -> str:
-    able = [other.name for other in METHODS.values() if "base" in inspect.signature(other.build).parameters]
-    why = "it reads one distribution over the classes, and samples with several labels have none"
-    if {*row.taxonomy.target.split("+")} & {"feature", "view", "structure"}:
-        why = 'its terms for inputs must be composed, such as Compensated(feature=Adversarial(...), base="bce")'
-    return f'{row.name} has no base="bce": {why}. Methods that have it: {", ".join(able)}.'
-
-
-def one_of(name: str, value: Any, *options: Any) -> None:
-    """Raises unless an argument has one of these values.
-
-    >>> one_of("per", "class", "sample", "category")
-    Traceback (most recent call last):
-    compensate.errors.InputError: per is "class"; expected "sample" or "category".
-    """
-    if value not in options:
-        quoted = [f'"{option}"' for option in options if option is not None]
-        listed = " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
-        raise InputError(f'{name} is "{value}"; expected {listed}.')
+    lines = [*before, *after, f"    {shared}: as in :class:`torch.nn.CrossEntropyLoss`."]
+    return f"{head}\n\nArgs:\n" + "\n".join(lines) + f"\n\n>>> {example}"
 
 
 class Block(nn.Module):
     """A building block of methods; its repr shows its numbers and options."""
 
     def extra_repr(self) -> str:
-        hidden = ("training", "direction", "inference", "granularity")
-        shown = {name: value for name, value in vars(self).items() if name[0] != "_" and name not in hidden}
+        hidden = ("training", "direction", "inference", "granularity", "adds", "on_simplex", "whole_batch", "binary")
         return ", ".join(
             f"{name}={value:g}" if isinstance(value, int | float) else f"{name}={value}"
-            for name, value in shown.items()
-            if isinstance(value, int | float | str)
+            for name, value in vars(self).items()
+            if name[0] != "_" and name not in hidden and isinstance(value, int | float | str)
         )
+
+
+@final
+class Formula(Block):
+    """A term, or a value, from a function of the batch.
+
+    Args:
+        function: a function of the batch and of settings, at the top of a module, as terms are pickled.
+        settings: the arguments of the function; a callable of the batch, such as a schedule or a statistic, is evaluated first. Other
+            names are attributes of the term, such as its `direction`.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], **settings: Any) -> None:
+        super().__init__()
+        _, *self.names = inspect.signature(function).parameters
+        self.function = function
+        for name, value in settings.items():
+            if isinstance(value, Tensor):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    def forward(self, s: Batch) -> Tensor:
+        return self.function(s, **{name: at(getattr(self, name), s) for name in self.names})
+
+    def extra_repr(self) -> str:
+        return ", ".join(filter(None, [self.function.__name__, super().extra_repr()]))

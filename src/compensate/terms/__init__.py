@@ -15,51 +15,16 @@ from compensate.core.proximal import L1, L2, AtLeast, Ball, Between, GroupL2
 from compensate.core.statistics import ClassMean, Evidence, Statistic
 from compensate.core.tables import Category, Corpus, Fresh, Group, Sample
 from compensate.terms.adversarial import Adversarial, Pull
-from compensate.terms.gates import Where, above, below
 from compensate.terms.gradients import Amplify, ClipGradient, GradientNoise, SharpnessAware
 from compensate.terms.prior import Slack, Toward, prediction, uniform
-from compensate.terms.schedules import Ramp, StepSchedule, Top, Warmup
+from compensate.terms.schedules import Ramp, StepSchedule, Top, Warmup, Where, above, below
 from compensate.terms.structure import Dissimilarity, EdgeRecord, Edges
 from compensate.terms.views import ExtremeView, OtherView, RandomMix, Views
 
 __all__ = [
-    "L1",
-    "L2",
-    "Adversarial",
-    "Amplify",
-    "AtLeast",
-    "Ball",
-    "Batch",
-    "Between",
-    "Category",
-    "ClassMean",
-    "ClipGradient",
-    "Corpus",
-    "Dissimilarity",
-    "EdgeRecord",
-    "Edges",
-    "Evidence",
-    "ExtremeView",
-    "Fresh",
-    "GradientNoise",
-    "Group",
-    "GroupL2",
-    "OtherView",
-    "Pull",
-    "Ramp",
-    "RandomMix",
-    "Sample",
-    "SharpnessAware",
-    "Slack",
-    "Statistic",
-    "StepSchedule",
-    "Top",
-    "Toward",
-    "Views",
-    "Warmup",
-    "Where",
-    "above",
-    "below",
-    "prediction",
+    "L1", "L2", "Adversarial", "Amplify", "AtLeast", "Ball", "Batch", "Between", "Category", "ClassMean",
+    "ClipGradient", "Corpus", "Dissimilarity", "EdgeRecord", "Edges", "Evidence", "ExtremeView", "Fresh",
+    "GradientNoise", "Group", "GroupL2", "OtherView", "Pull", "Ramp", "RandomMix", "Sample", "SharpnessAware",
+    "Slack", "Statistic", "StepSchedule", "Top", "Toward", "Views", "Warmup", "Where", "above", "below", "prediction",
     "uniform",
-]
+]  # fmt: skip

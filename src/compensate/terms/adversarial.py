@@ -14,7 +14,7 @@ from compensate.core.batch import THROUGH, Batch, Value, at
 from compensate.core.layout import distinct_rows, present_rows, rowwise
 from compensate.core.proximal import TINY, Norm, project_ball, row_norm
 from compensate.core.tables import Fresh, Table
-from compensate.errors import InputError
+from compensate.errors import InputError, check, one_of
 
 
 @final
@@ -60,30 +60,17 @@ class Adversarial(nn.Module):
         per: Table | Fresh | None = None,
     ) -> None:
         super().__init__()
-        if not callable(eps) and eps < 0:
-            raise InputError(f"eps is {eps}; a radius is at least 0.")
-        if sign not in (1, -1):
-            raise InputError(f"sign is {sign}; expected +1 (raise the loss) or -1 (lower it).")
-        if norm not in ("l2", "linf"):
-            raise InputError(f'norm is "{norm}"; expected "l2" or "linf".')
-        if steps < 1:
-            raise InputError(f"steps is {steps}; expected at least 1.")
+        check(callable(eps) or eps >= 0, "a radius of at least 0", eps=eps)
+        check(sign in (1, -1), "+1 (raise the loss) or -1 (lower it)", sign=sign)
+        one_of("norm", norm, "l2", "linf")
+        check(steps >= 1, "at least 1", steps=steps)
         self.eps, self.sign, self.steps, self.step_size = eps, sign, steps, step_size
         self.norm: Norm = norm
         self.random_start, self.bounds = random_start, bounds
         self.per = Fresh() if per is None else per
         if isinstance(self.per, Table):
             self.per.update = "inner"
-
-    @property
-    def direction(self) -> str:
-        """Negative if the loss is raised."""
-        return "negative" if self.sign > 0 else "positive"
-
-    @property
-    def granularity(self) -> str:
-        """The granularity of the rows."""
-        return self.per.granularity
+        self.direction, self.granularity = "negative" if sign > 0 else "positive", self.per.granularity
 
     def forward(self, s: Batch) -> Tensor:
         """The compensation of the batch, a constant shaped like its target."""
@@ -95,12 +82,31 @@ class Adversarial(nn.Module):
                 "worst value is a constant, and a constant has no gradient; on the gradient it is known: terms.Amplify."
             )
         origin = s.like.detach() if so_far is None else (s.like + so_far).detach()
-        keys, w = self._start(s, origin)
+        keys: tuple[Tensor, Tensor] | None = None
+        """Distinct rows of a table, and the place of each sample's row among them."""
+        if isinstance(self.per, Table):
+            key = self.per.key(s)
+            if self.per.granularity == "sample":
+                distinct, which = distinct_rows(key, s.index)
+                keys = distinct, torch.arange(len(key), device=key.device) if which is None else which
+            else:
+                keys = present_rows(key, self.per.shape[0])
+            w = self.per.gather(keys[0]).detach().to(origin.dtype)
+        else:
+            w = torch.zeros_like(origin)
+            if self.random_start and self.norm == "linf":
+                w = rowwise(at(self.eps, s), w) * (torch.rand_like(w) * 2 - 1)
+            elif self.random_start:  # uniformly from the ball
+                way, size = torch.randn_like(w), w[0].numel() if len(w) else 1
+                length = torch.rand(len(w), device=w.device, dtype=w.dtype) ** (1 / size)
+                w = rowwise(at(self.eps, s), w) * (rowwise(length, w) * way / row_norm(way).clamp(min=TINY))
+            w = self._within(w, origin)
         active = rowwise(s.acting, origin)
 
         def spread(w: Tensor) -> Tensor:
             """Each sample's compensation: its row, within bounds, nothing where gated out."""
-            delta = s.fitted(w if keys is None else w[keys[1]])
+            delta = rowwise(w if keys is None else w[keys[1]], origin)
+            delta = s.forward_pass.unpadded(delta) if slot == "dx" else delta
             return torch.where(active, self._within(delta, origin), 0.0)
 
         eps = at(self.eps, s)
@@ -112,7 +118,8 @@ class Adversarial(nn.Module):
                 delta = spread(w)
                 losses = s.loss_at(**{slot: delta if so_far is None else so_far.detach() + delta})
                 (grad,) = torch.autograd.grad((losses * s.active).sum(), w)
-            w = project_ball(w.detach() + self.sign * _along(grad, alpha, self.norm), radius, self.norm)
+            way = grad.sign() if self.norm == "linf" else grad / row_norm(grad).clamp(min=TINY)
+            w = project_ball(w.detach() + self.sign * rowwise(alpha, grad) * way, radius, self.norm)
             if keys is None:
                 w = self._within(w, origin)
         if keys is not None and s.learn:
@@ -123,21 +130,6 @@ class Adversarial(nn.Module):
             s.later(lambda: table.write(rows, values))
         return spread(w).detach()
 
-    def _start(self, s: Batch, origin: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor]:
-        """Distinct keys with the place of each sample among them, and their rows; keys are None for fresh rows."""
-        if isinstance(self.per, Table):
-            keys = self.per.key(s)
-            if self.per.granularity == "sample":
-                distinct, which = distinct_rows(keys)
-                which = torch.arange(len(keys), device=keys.device) if which is None else which
-            else:
-                distinct, which = present_rows(keys, self.per.shape[0])
-            return (distinct, which), self.per.gather(distinct).detach().to(origin.dtype)
-        w = torch.zeros_like(origin)
-        if self.random_start:
-            w = rowwise(at(self.eps, s), w) * _random_in_ball(w, self.norm)
-        return None, self._within(w, origin)
-
     def _within(self, delta: Tensor, origin: Tensor) -> Tensor:
         return delta if self.bounds is None else (origin + delta).clamp(*self.bounds) - origin
 
@@ -146,36 +138,17 @@ class Adversarial(nn.Module):
         return f"{'max' if self.sign > 0 else 'min'}, eps={eps}, {self.norm}, {self.steps} steps"
 
 
-def _along(grad: Tensor, alpha: float | Tensor, norm: Norm) -> Tensor:
-    """A step of length alpha (of each row) up the gradient, in the geometry of the norm."""
-    way = grad.sign() if norm == "linf" else grad / row_norm(grad).clamp(min=TINY)
-    return rowwise(alpha, grad) * way
-
-
-def _random_in_ball(like: Tensor, norm: Norm) -> Tensor:
-    """Rows drawn uniformly from the unit ball."""
-    if norm == "linf":
-        return torch.rand_like(like) * 2 - 1
-    direction = torch.randn_like(like)
-    size = like[0].numel() if len(like) else 1
-    length = torch.rand(len(like), device=like.device, dtype=like.dtype) ** (1 / size)
-    return rowwise(length, like) * direction / row_norm(direction).clamp(min=TINY)
-
-
 @final
 class Pull(nn.Module):
     r"""Pulls logits toward their labels: one plain step down the loss, solved in closed form.
 
     .. math:: v_i = \eta\, (y_i - S(u_i))
 
-    where :math:`\eta` bounds :math:`\|v_i\|_\infty = \eta (1 - p_{i,y_i})`. It is a gradient step without sign or projection,
-    not a projected one; the exact minimum over the ball of radius :math:`\eta` would be :math:`\eta (2 y_i - 1)`, which
-    does not grow with the doubt. :math:`v_i` is a constant in the gradient of the model.
+    where :math:`\eta` bounds :math:`\|v_i\|_\infty = \eta (1 - p_{i,y_i})`; :math:`v_i` is a constant in the gradient of the model.
 
     Args:
         eta: the step, a number or a callable of the batch.
 
-    >>> import torch
     >>> from compensate import Compensated
     >>> s = Compensated(logit=Pull(3.0)).evaluate(torch.nn.Identity(), torch.zeros(1, 3), torch.tensor([1]))
     >>> s.du.round(decimals=3)
@@ -189,19 +162,16 @@ class Pull(nn.Module):
 
     def __init__(self, eta: Value) -> None:
         super().__init__()
-        if not callable(eta) and eta < 0:
-            raise InputError(f"eta is {eta}; a step is at least 0.")
+        check(callable(eta) or eta >= 0, "a step of at least 0", eta=eta)
         self.eta = eta
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the logit compensation."""
-        step = rowwise(at(self.eta, s), s.u)
-        if s.gate is not None:
-            step = torch.where(s.gate[:, None], step, 0.0)
+        step = rowwise(torch.as_tensor(at(self.eta, s)).to(s.u), s.u)
+        step = step * s.active[:, None] if s.gate is not None or not s.complete else step.expand(len(s.u), 1)
         if not s.hard:
             return step * (s.y - s.p.detach())
-        v = s.logp.detach().exp().neg_()  # without a second array of labels: large batches have many classes
-        return step * v.scatter_add_(1, s.labels[:, None], s.valid[:, None].to(v.dtype))
+        v = s.logp.detach().exp().mul_(-step)  # without an array of labels: large batches have many classes
+        return v.scatter_add_(1, s.labels[:, None], step)
 
     def extra_repr(self) -> str:
         return "" if isinstance(self.eta, nn.Module) else f"eta={self.eta}"

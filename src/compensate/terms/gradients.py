@@ -2,8 +2,7 @@ r"""Gradient compensation: it changes the derivative of a loss and not its value
 
 .. math:: g'_i = g_i + \Delta g_i, \qquad g_i = \frac{\partial l_i}{\partial u_i}
 
-As a loss this is :math:`\langle \Delta g_i, u_i - [u_i] \rangle`, where :math:`[u_i]` is a constant: it is zero and has the gradient
-:math:`\Delta g_i`. The same serves features :math:`z_i`, and parameters, for steps that are known from optimizers.
+As a loss this is :math:`\langle \Delta g_i, u_i - [u_i] \rangle`, where :math:`[u_i]` is a constant; the same serves features and parameters.
 """
 
 from __future__ import annotations
@@ -15,19 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
-from compensate.core.criterion import add_gradient, add_parameter_gradients
+from compensate.core.criterion import add_gradient
 from compensate.core.layout import present_rows, rowwise
 from compensate.core.proximal import TINY, row_norm
 from compensate.core.stages import run_with_parameters
-from compensate.errors import InputError
+from compensate.errors import InputError, check, one_of
 
 Place = Literal["logits", "features", "parameters"]
 Level = Literal["sample", "category", "corpus"]
-
-
-def _nothing(s: Batch) -> Tensor:
-    """Nothing at the logits: the term leans elsewhere."""
-    return s.u.new_zeros(())
 
 
 def _parameters(s: Batch) -> list[Tensor]:
@@ -39,14 +33,22 @@ def _parameters(s: Batch) -> list[Tensor]:
     return [p for p in s.model.parameters() if p.requires_grad]
 
 
-def _of_parameters(s: Batch, parameters: Sequence[Tensor], losses: Tensor, *, again: bool) -> list[Tensor]:
-    loss = s.criterion.reduce(s, losses)
-    loss = loss if loss.ndim == 0 else loss.sum()
-    return list(torch.autograd.grad(loss, parameters, retain_graph=again, materialize_grads=True))
+def _of_parameters(
+    s: Batch, parameters: Sequence[Tensor], losses: Tensor, *, again: bool
+) -> tuple[list[Tensor], Tensor]:
+    """The gradients of the reduced loss, and their length."""
+    loss = s.criterion.reduce(s, losses).sum()
+    grads = list(torch.autograd.grad(loss, parameters, retain_graph=again, materialize_grads=True))
+    return grads, torch.stack([grad.norm() for grad in grads]).norm()
 
 
-def _length(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([t.detach().norm() for t in tensors]).norm()
+def add_parameter_gradients(s: Batch, parameters: Sequence[Tensor], deltas: Sequence[Tensor]) -> Tensor:
+    """Adds `deltas` to the derivative of the reduced loss by the parameters; returns 0, the compensation at the logits."""
+    zero = torch.stack([(d * (p - p.detach())).sum() for p, d in zip(parameters, deltas, strict=True)]).sum()
+    # All samples have equal shares, and their weights sum to the divisor of the reduction.
+    divisor = s.criterion.divisor(s) if s.criterion.reduction == "mean" else 1
+    s.charge(zero * s.valid * (divisor / s.criterion.total_weight(s)).to(zero.dtype))
+    return s.u.new_zeros(())
 
 
 @final
@@ -57,8 +59,7 @@ class ClipGradient(nn.Module):
 
     Args:
         c: the bound.
-        at: where: "logits" and "features", the gradient of each sample; "parameters", that of the batch, as
-            :func:`torch.nn.utils.clip_grad_norm_` does after the backward pass (here it costs a second one).
+        at: "logits" and "features", the gradient of each sample; "parameters", that of the batch, as torch's `clip_grad_norm_`.
 
     >>> from compensate import Compensated
     >>> u = torch.tensor([[0.0, 3.0]], requires_grad=True)
@@ -71,40 +72,23 @@ class ClipGradient(nn.Module):
 
     def __init__(self, c: float, at: Place = "logits") -> None:
         super().__init__()
-        if c <= 0:
-            raise InputError(f"c is {c}; expected the largest length of a gradient, a positive number.")
-        if at not in ("logits", "features", "parameters"):
-            raise InputError(f'at is "{at}"; expected "logits", "features" or "parameters".')
+        check(c > 0, "the largest length of a gradient, a positive number", c=c)
+        one_of("at", at, "logits", "features", "parameters")
         self.c, self.at = c, at
-
-    @property
-    def whole_batch(self) -> bool:
-        """Whether it reads the samples of a batch together."""
-        return self.at == "parameters"
-
-    @property
-    def adds(self) -> bool:
-        """Whether it leaves the gradients of single samples unchanged."""
-        return self.at == "parameters"
-
-    @property
-    def granularity(self) -> str:
-        """The granularity of the gradients."""
-        return "corpus" if self.at == "parameters" else "sample"
+        self.whole_batch = self.adds = at == "parameters"
+        self.granularity = "corpus" if self.adds else "sample"
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the compensation at the logits."""
         if self.at == "logits":
             return self._cut(s.gradient)
         if self.at == "features":
             (g,) = torch.autograd.grad(s.compensated.sum(), s.z, retain_graph=True)
             add_gradient(s, s.z, self._cut(g))
-            return _nothing(s)
+            return s.u.new_zeros(())
         parameters = _parameters(s)
-        grads = _of_parameters(s, parameters, s.losses, again=True)
-        share = (self.c / (_length(grads) + 1e-6)).clamp(max=1.0)  # as torch divides
-        add_parameter_gradients(s, parameters, [(share - 1) * g for g in grads])
-        return _nothing(s)
+        grads, length = _of_parameters(s, parameters, s.losses, again=True)
+        share = (self.c / (length + 1e-6)).clamp(max=1.0)  # as torch divides
+        return add_parameter_gradients(s, parameters, [(share - 1) * g for g in grads])
 
     def _cut(self, g: Tensor) -> Tensor:
         length = row_norm(g)
@@ -132,30 +116,17 @@ class GradientNoise(nn.Module):
 
     def __init__(self, sigma: Value, at: Literal["logits", "parameters"] = "logits") -> None:
         super().__init__()
-        if not callable(sigma) and sigma < 0:
-            raise InputError(f"sigma is {sigma}; a standard deviation is at least 0.")
-        if at not in ("logits", "parameters"):
-            raise InputError(f'at is "{at}"; expected "logits" or "parameters".')
-        self.sigma, self.at = sigma, at
-
-    @property
-    def whole_batch(self) -> bool:
-        """Whether it reads the samples of a batch together."""
-        return self.at == "parameters"
-
-    @property
-    def granularity(self) -> str:
-        """Whether noise is drawn for samples or for the batch."""
-        return "corpus" if self.at == "parameters" else "sample"
+        check(callable(sigma) or sigma >= 0, "a standard deviation of at least 0", sigma=sigma)
+        one_of("at", at, "logits", "parameters")
+        self.sigma, self.at, self.whole_batch = sigma, at, at == "parameters"
+        self.granularity = "corpus" if self.whole_batch else "sample"
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the compensation at the logits."""
         sigma = at(self.sigma, s)
         if self.at == "logits":
             return sigma * torch.randn_like(s.u)
         parameters = _parameters(s)
-        add_parameter_gradients(s, parameters, [sigma * torch.randn_like(p) for p in parameters])
-        return _nothing(s)
+        return add_parameter_gradients(s, parameters, [sigma * torch.randn_like(p) for p in parameters])
 
     def extra_repr(self) -> str:
         return f"sigma={self.sigma}, {self.at}"
@@ -167,9 +138,8 @@ class SharpnessAware(nn.Module):
 
     .. math:: \Delta \nabla = \nabla L\Bigl(\Theta + \rho \frac{\nabla L(\Theta)}{\|\nabla L(\Theta)\|}\Bigr) - \nabla L(\Theta)
 
-    The step of the optimizer is then the usual one: it needs neither a second closure nor a special optimizer. It costs one more
-    forward and two more backward passes. Compensation of the batch is kept as it is for the second gradient; terms on the
-    loss itself are left out of it.
+    It costs one more forward and two more backward passes, and needs no special optimizer. The second gradient keeps the compensation
+    of the batch and leaves out terms on the loss itself.
 
     Args:
         rho: the radius :math:`\rho`.
@@ -186,24 +156,22 @@ class SharpnessAware(nn.Module):
 
     def __init__(self, rho: float = 0.05) -> None:
         super().__init__()
-        if rho < 0:
-            raise InputError(f"rho is {rho}; a radius is at least 0.")
+        check(rho >= 0, "a radius of at least 0", rho=rho)
         self.rho = rho
 
     def forward(self, s: Batch) -> Tensor:
         """Zeros at the logits: it acts on the parameters."""
         parameters, model = _parameters(s), s.model
         assert isinstance(model, nn.Module)
-        here = _of_parameters(s, parameters, s.losses, again=True)
-        share = self.rho / _length(here).clamp(min=TINY)
+        here, length = _of_parameters(s, parameters, s.losses, again=True)
+        share = self.rho / length.clamp(min=TINY)
         places = {id(p): (p.detach() + share * g).requires_grad_() for p, g in zip(parameters, here, strict=True)}
         ahead = {name: places[id(p)] for name, p in model.named_parameters() if id(p) in places}
         with torch.enable_grad():
             u = run_with_parameters(model, ahead, lambda _: s.forward(dx=s.dx, dv=s.dv, da=s.da))
             losses = s.criterion.losses_of(s, u, du=s.du, dp=s.dp, dy=s.dy, weighted=True)
-            there = _of_parameters(s, list(places.values()), losses, again=False)
-        add_parameter_gradients(s, parameters, [b - a for a, b in zip(here, there, strict=True)])
-        return _nothing(s)
+            there, _ = _of_parameters(s, list(places.values()), losses, again=False)
+        return add_parameter_gradients(s, parameters, [b - a for a, b in zip(here, there, strict=True)])
 
     def extra_repr(self) -> str:
         return f"rho={self.rho:g}"
@@ -237,49 +205,27 @@ class Amplify(nn.Module):
 
     def __init__(self, eps: Value, *, sign: Value = 1, per: Level = "sample") -> None:
         super().__init__()
-        if not callable(eps) and eps < 0:
-            raise InputError(f"eps is {eps}; a radius is at least 0.")
-        if not callable(sign) and sign not in (1, -1):
-            raise InputError(f"sign is {sign}; expected +1 (longer) or -1 (shorter).")
-        if per not in ("sample", "category", "corpus"):
-            raise InputError(f'per is "{per}"; expected "sample", "category" or "corpus".')
-        self.eps, self.sign, self.per = eps, sign, per
-
-    @property
-    def whole_batch(self) -> bool:
-        """Whether it reads the samples of a batch together."""
-        return self.per != "sample"
-
-    @property
-    def granularity(self) -> str:
-        """The granularity of the rows."""
-        return self.per
-
-    @property
-    def direction(self) -> str:
-        """Negative if samples count more."""
-        return "mixed" if callable(self.sign) else "negative" if self.sign > 0 else "positive"
+        check(callable(eps) or eps >= 0, "a radius of at least 0", eps=eps)
+        check(callable(sign) or sign in (1, -1), "+1 (longer) or -1 (shorter)", sign=sign)
+        one_of("per", per, "sample", "category", "corpus")
+        self.eps, self.sign, self.granularity, self.whole_batch = eps, sign, per, per != "sample"
+        self.direction = "mixed" if callable(sign) else "negative" if sign > 0 else "positive"
 
     def forward(self, s: Batch) -> Tensor:
         """(B, C) the compensation at the logits, a constant."""
-        mean = self._mean(s)
+        mean = s.gradient
+        if self.whole_batch:
+            by_class = self.granularity == "category"
+            keys = s.labels if by_class else torch.zeros_like(s.labels)
+            distinct, which = present_rows(keys, s.u.shape[-1] if by_class else 1)
+            counts = s.active.to(mean.dtype)
+            total = mean.new_zeros(len(distinct), mean.shape[-1]).index_add_(0, which, mean * counts[:, None])
+            size = counts.new_zeros(len(distinct)).index_add_(0, which, counts)
+            mean = (total / size.clamp(min=1)[:, None])[which]
         length = row_norm(mean)
-        eps = torch.as_tensor(rowwise(at(self.eps, s), mean), dtype=mean.dtype, device=mean.device)
-        sign = torch.as_tensor(rowwise(at(self.sign, s), mean), dtype=mean.dtype, device=mean.device)
+        eps, sign = (torch.as_tensor(rowwise(at(value, s), mean)).to(mean) for value in (self.eps, self.sign))
         size = torch.where(sign < 0, torch.minimum(eps.expand_as(length), length), eps.expand_as(length))
         return sign * size * mean / length.clamp(min=TINY)
 
-    def _mean(self, s: Batch) -> Tensor:
-        """(B, C) the mean gradient of the active samples that share each sample's row."""
-        if self.per == "sample":
-            return s.gradient
-        keys = s.labels if self.per == "category" else torch.zeros_like(s.labels)
-        distinct, which = present_rows(keys, s.u.shape[-1] if self.per == "category" else 1)
-        counts = s.active.to(s.gradient.dtype)
-        total = s.gradient.new_zeros(len(distinct), s.gradient.shape[-1])
-        total.index_add_(0, which, s.gradient * counts[:, None])
-        size = counts.new_zeros(len(distinct)).index_add_(0, which, counts)
-        return (total / size.clamp(min=1)[:, None])[which]
-
     def extra_repr(self) -> str:
-        return f"eps={self.eps}, per={self.per}"
+        return f"eps={self.eps}, per={self.granularity}"

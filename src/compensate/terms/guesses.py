@@ -12,16 +12,14 @@ from torch import Tensor, nn
 from compensate.core.batch import Batch, Value, at
 from compensate.core.layout import rowwise
 from compensate.core.validation import checked_classes, checked_index
-from compensate.errors import InputError
+from compensate.errors import InputError, check, one_of
+
+Kind = Literal["least_likely", "boltzmann", "second_best"]
 
 
 @final
 class Stored(nn.Module):
-    """Outputs of another model, computed beforehand: row i belongs to sample i. As a value, (B, C).
-
-    Args:
-        rows: (N, C).
-    """
+    """Outputs (N, C) of another model, computed beforehand: row i belongs to sample i. As a value, (B, C)."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()
@@ -34,7 +32,6 @@ class Stored(nn.Module):
         self.rows: Tensor
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the rows of the batch."""
         checked_classes(s, self.rows.shape[-1], "a store of another model's outputs")
         return self.rows[checked_index(s, len(self.rows), "a store of another model's outputs")].to(s.u.dtype)
 
@@ -47,9 +44,6 @@ class Frozen(nn.Module):
     """Another model, run on the input of each batch; it never learns. As a value, its logits (B, C).
 
     The model is put in evaluation mode and stays there; its parameters no longer ask for gradients.
-
-    Args:
-        model: maps `x` to logits (B, C).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -64,12 +58,10 @@ class Frozen(nn.Module):
 
     @torch.no_grad()
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the logits."""
         if s.x is None:
             raise InputError(
-                "The other model needs the input, not only the logits: write "
-                "criterion.evaluate(model, x, target, index).loss, or give its outputs beforehand as a tensor with one "
-                "row per sample."
+                "The other model needs the input, not only the logits: write criterion.evaluate(model, x, target, index).loss, or give its outputs "
+                "beforehand as a tensor with one row per sample."
             )
         logits = s.places.rows(self.model(s.x), "the other model's logits")
         checked_classes(s, logits.shape[-1], "the other model")
@@ -78,17 +70,11 @@ class Frozen(nn.Module):
 
 @final
 class Softened(nn.Module):
-    r"""Logits as a distribution: :math:`S(z_i / T)`.
-
-    Args:
-        logits: a callable of the batch that returns (B, C).
-        temperature: :math:`T`.
-    """
+    r"""Logits, a callable of the batch that returns (B, C), as a distribution: :math:`S(z_i / T)`."""
 
     def __init__(self, logits: Any, temperature: float = 1.0) -> None:
         super().__init__()
-        if temperature <= 0:
-            raise InputError(f"temperature is {temperature}; expected a positive number.")
+        check(temperature > 0, "a positive number", temperature=temperature)
         self.logits, self.temperature = logits, temperature
 
     def forward(self, s: Batch) -> Tensor:
@@ -122,28 +108,17 @@ def live_prediction(s: Batch) -> Tensor:
 
 @final
 class Decision(nn.Module):
-    """The guess of the model itself, a constant: the class that it holds most likely, one-hot.
-
-    Args:
-        soft: the whole prediction instead.
-    """
+    """The guess of the model itself, a constant: the class that it holds most likely, one-hot, or the whole prediction."""
 
     granularity, binary = "sample", True
 
     def __init__(self, soft: bool = False) -> None:
         super().__init__()
-        self.soft = soft
-
-    @property
-    def direction(self) -> str:
-        """No label costs less than the likeliest class; the whole prediction may cost more than the given one."""
-        return "mixed" if self.soft else "positive"
+        # No label costs less than the likeliest class; the whole prediction may cost more than the given one.
+        self.soft, self.direction = soft, "mixed" if soft else "positive"
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the guess."""
-        if self.soft:
-            return s.p.detach()
-        return decided(s.u.detach(), 0.0 if s.places.binary else None)
+        return s.p.detach() if self.soft else decided(s.u.detach(), 0.0 if s.places.binary else None)
 
 
 def decided(scores: Tensor, threshold: float | None = None) -> Tensor:
@@ -155,16 +130,6 @@ def decided(scores: Tensor, threshold: float | None = None) -> Tensor:
     if threshold is not None:
         return (scores > threshold).to(scores.dtype)
     return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
-
-
-def shared(chosen: Tensor, like: Tensor) -> Tensor:
-    """Equal shares of the chosen entries of each row.
-
-    >>> shared(torch.tensor([[True, False, True]]), torch.zeros(1))
-    tensor([[0.5000, 0.0000, 0.5000]])
-    """
-    chosen = chosen.to(like.dtype)
-    return chosen / chosen.sum(-1, keepdim=True)
 
 
 @final
@@ -186,34 +151,22 @@ class Worst(nn.Module):
 
     inference, granularity = "adversarial", "sample"
 
-    def __init__(
-        self,
-        kind: Literal["least_likely", "boltzmann", "second_best"] = "least_likely",
-        temperature: float = 0.1,
-        detach: bool = False,
-    ) -> None:
+    def __init__(self, kind: Kind = "least_likely", temperature: float = 0.1, detach: bool = False) -> None:
         super().__init__()
-        if kind not in ("least_likely", "boltzmann", "second_best"):
-            raise InputError(f'kind is "{kind}"; expected "least_likely", "boltzmann" or "second_best".')
-        if temperature <= 0:
-            raise InputError(f"temperature is {temperature}; expected a positive number.")
+        one_of("kind", kind, "least_likely", "boltzmann", "second_best")
+        check(temperature > 0, "a positive number", temperature=temperature)
         self.kind, self.temperature, self.detach = kind, temperature, detach
-
-    @property
-    def direction(self) -> str:
-        """Only the least likely class raises the loss of every sample."""
-        return "negative" if self.kind == "least_likely" else "mixed"
+        # Only the least likely class raises the loss of every sample.
+        self.direction = "negative" if kind == "least_likely" else "mixed"
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the guess."""
         p = s.p.detach() if self.detach else s.p
-        if self.kind == "least_likely":
-            return shared(p == p.amin(-1, keepdim=True), p)
         given = F.one_hot(s.labels, p.shape[-1]).bool()
         if self.kind == "boltzmann":
             return (-p / self.temperature).masked_fill(given, -torch.inf).softmax(-1)
-        others = p.masked_fill(given, -torch.inf)
-        return shared(others == others.amax(-1, keepdim=True), p)
+        scores = -p if self.kind == "least_likely" else p.masked_fill(given, -torch.inf)
+        chosen = (scores == scores.amax(-1, keepdim=True)).to(p.dtype)
+        return chosen / chosen.sum(-1, keepdim=True)
 
     def extra_repr(self) -> str:
         return f"{self.kind}, T={self.temperature:g}" if self.kind == "boltzmann" else self.kind
@@ -221,24 +174,16 @@ class Worst(nn.Module):
 
 @final
 class Blend(nn.Module):
-    r"""Two guesses in one: :math:`\beta a_i + (1 - \beta) b_i`.
-
-    Args:
-        a: the first guess, a callable of the batch.
-        b: the second.
-        beta: the share of the first, a number or a callable of the batch.
-    """
+    r"""Two guesses in one: :math:`\beta a_i + (1 - \beta) b_i`; `beta` is a number or a callable of the batch."""
 
     granularity = "sample+category"
 
     def __init__(self, a: Value, b: Value, beta: Value) -> None:
         super().__init__()
-        if not callable(beta) and not 0 <= beta <= 1:
-            raise InputError(f"beta is {beta}; a share lies between 0 and 1.")
+        check(callable(beta) or 0 <= beta <= 1, "a share between 0 and 1", beta=beta)
         self.a, self.b, self.beta = a, b, beta
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the guess."""
         beta = rowwise(at(self.beta, s), s.y)
         return beta * self.a(s) + (1 - beta) * self.b(s)
 
@@ -252,16 +197,15 @@ class ProgressiveTrust(nn.Module):
 
     .. math:: \epsilon_i = \frac{1}{1 + e^{-b (t - t_0)}} \left(1 - \frac{H(p_i)}{\log C}\right)
 
-    where :math:`t \in [0, 1]` is the progress of the training, :math:`t_0` the middle of the transition, :math:`b` its
-    sharpness, and :math:`H` the entropy. It is a constant in the gradient of the model.
+    where :math:`t \in [0, 1]` is the progress of the training, :math:`t_0` the middle of the transition, :math:`b` its sharpness, and
+    :math:`H` the entropy. It is a constant in the gradient of the model.
 
     Reference: Wang et al., ProSelfLC, CVPR 2021.
     """
 
     def __init__(self, sharpness: float = 16.0, middle: float = 0.5) -> None:
         super().__init__()
-        if sharpness < 0:
-            raise InputError(f"sharpness is {sharpness}; expected at least 0.")
+        check(sharpness >= 0, "at least 0", sharpness=sharpness)
         self.sharpness, self.middle = sharpness, middle
 
     def forward(self, s: Batch) -> Tensor:

@@ -3,23 +3,17 @@ r"""Inference with meta learning: compensation is good if a step under it helps 
 .. math:: \Theta'(W) = \Theta - \eta\, \nabla_\Theta L(\Theta; W), \qquad
           W \leftarrow W - \alpha\, \nabla_W \sum_{j \in \Omega} l(S(f(x_j; \Theta'(W))), y_j)
 
-where :math:`\Omega` is a batch of clean data, :math:`\eta` the step of the model and :math:`\alpha` that of the table.
-
-There are two ways to the same gradient. With :math:`g` the gradient of the outer loss at :math:`\Theta'`,
-
-.. math:: \nabla_W\, l_{\mathrm{outer}}(\Theta') = -\eta\, \nabla_W \left\langle g, \nabla_\Theta L(\Theta; W) \right\rangle
-          = -\eta\, \nabla_W \sum_i \left\langle \frac{\partial L}{\partial u_i}(W), \dot u_i \right\rangle
-
-where :math:`\dot u = \frac{d}{d\epsilon} f(x; \Theta + \epsilon g)` is how the logits move along :math:`g`. The left hand side is a second
-derivative through the whole model; the right hand side needs one pass of the model with directions and a second derivative
-through the loss only.
+where :math:`\Omega` is a batch of clean data, :math:`\eta` the step of the model and :math:`\alpha` that of the table. With :math:`g` the gradient
+of the outer loss at :math:`\Theta'` and :math:`\dot u` the derivative of the logits along :math:`g`, the gradient is
+:math:`-\eta\, \nabla_W \langle g, \nabla_\Theta L(\Theta; W) \rangle`, a second derivative through the model, or
+:math:`-\eta\, \nabla_W \sum_i \langle \partial L / \partial u_i (W), \dot u_i \rangle`, one through the loss only.
 """
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +22,7 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch
 from compensate.core.stages import run_with_parameters, traceless
-from compensate.core.tables import Sample, Table, TouchedRows
+from compensate.core.tables import Sample, Table
 from compensate.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,6 +30,7 @@ if TYPE_CHECKING:
 
 BatchParts = Sequence[Any]
 Found = tuple[Tensor, Batch, list[Tensor]]
+"""The outer loss, the batch, and gradients for its touched rows and for other parameters."""
 
 _WITHOUT_DIRECTIONS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Models with a layer without forward-mode derivative."""
@@ -48,13 +43,9 @@ def meta_gradient(
 
     The model's parameters, gradients and running statistics are left as they were.
     """
-    own = {id(p) for p in criterion.parameters()}  # a model may hold its criterion
-    named = ((name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in own)
-    theta = {name: p.detach().requires_grad_() for name, p in named}
-    others = networks(criterion)
     with torch.enable_grad(), traceless(model):
-        result = along_direction(criterion, model, theta, others, batch, clean, lr)
-        outer, s, grads = result or through_graph(criterion, model, theta, others, batch, clean, lr)
+        result = along_direction(criterion, model, batch, clean, lr)
+        outer, s, grads = result or through_graph(criterion, model, batch, clean, lr)
     return outer.detach(), s, grads[: len(s.touched)], grads[len(s.touched) :]
 
 
@@ -90,8 +81,7 @@ def meta_step(
     if optimizer is None:
         if others:
             raise InputError(
-                "This criterion has parameters besides its tables; give meta_step an optimizer for them, such as "
-                "torch.optim.Adam(criterion.parameters())."
+                "This criterion has parameters besides its tables; give meta_step an optimizer for them, such as torch.optim.Adam(criterion.parameters())."
             )
         for touched, grad in zip(s.touched, rows, strict=True):
             # The outer loss is shared by all samples: its gradient is a sum already, not one per visit.
@@ -105,7 +95,10 @@ def meta_step(
         table = touched.table
         if table.penalty is not None:
             grad = grad + table.penalty.subgradient(touched.rows.detach(), s)
-        grad = _as_table(touched, grad)
+        if isinstance(table, Sample):  # of which a batch touches few rows
+            grad = torch.sparse_coo_tensor(touched.keys[None], grad, table.weight.shape, check_invariants=False)
+        else:
+            grad = torch.zeros_like(table.weight).index_copy_(0, touched.keys, grad)
         table.weight.grad = grad if table.weight.grad is None else table.weight.grad + grad
     for parameter, grad in zip(networks(criterion), others, strict=True):
         parameter.grad = grad
@@ -114,14 +107,6 @@ def meta_step(
         if touched.table.bound is not None:
             touched.table.write(touched.keys, touched.table.bound(touched.table.gather(touched.keys).detach()))
     return outer
-
-
-def _as_table(touched: TouchedRows, grad: Tensor) -> Tensor:
-    """A gradient of the whole table; sparse for a table of samples, of which a batch touches few rows."""
-    weight = touched.table.weight
-    if isinstance(touched.table, Sample):
-        return torch.sparse_coo_tensor(touched.keys[None], grad, weight.shape, check_invariants=False)
-    return torch.zeros_like(weight).index_copy_(0, touched.keys, grad)
 
 
 def networks(criterion: Compensated) -> list[nn.Parameter]:
@@ -135,90 +120,14 @@ def networks(criterion: Compensated) -> list[nn.Parameter]:
     return [p for p in criterion.parameters() if id(p) not in tables and p.requires_grad]
 
 
-def through_graph(
-    criterion: Compensated,
-    model: nn.Module,
-    theta: dict[str, Tensor],
-    others: list[nn.Parameter],
-    batch: BatchParts,
-    clean: BatchParts,
-    lr: float,
-) -> Found:
-    """Outer loss, state and gradients for rows and other parameters, by a second derivative: for every criterion and model."""
-    x, target, (index, group) = _parts(batch)
-    s: Batch = run_with_parameters(
-        model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True)
-    )
-    grads = torch.autograd.grad(s.loss.mean(), list(theta.values()), create_graph=True, materialize_grads=True)
-    ahead = {name: p - lr * g for (name, p), g in zip(theta.items(), grads, strict=True)}
-    outer = run_with_parameters(model, ahead, lambda m: plain_loss(criterion, m, clean))
-    return outer, s, list(torch.autograd.grad(outer, _wanted(s, others), materialize_grads=True))
+def _parameters(criterion: Compensated, model: nn.Module) -> dict[str, Tensor]:
+    own = {id(p) for p in criterion.parameters()}  # a model may hold its criterion
+    named = ((name, p) for name, p in model.named_parameters() if p.requires_grad and id(p) not in own)
+    return {name: p.detach().requires_grad_() for name, p in named}
 
 
-def along_direction(
-    criterion: Compensated,
-    model: nn.Module,
-    theta: dict[str, Tensor],
-    others: list[nn.Parameter],
-    batch: BatchParts,
-    clean: BatchParts,
-    lr: float,
-) -> Found | None:
-    """The same by a pass with directions; None if the criterion needs more than logits, or a layer has no such pass."""
-    if criterion.before_logits or model in _WITHOUT_DIRECTIONS:
-        return None
-    x, target, (index, group) = _parts(batch)
-    before = torch.get_rng_state()
-    u = run_with_parameters(model, theta, lambda m: m(x))
-    leaf = u.detach().requires_grad_()
-    try:
-        s = criterion.infer(Batch(criterion, target, index, group, logits=leaf, meta=True))
-    except InputError:  # a term needs the model, or the other way will raise the same error
-        torch.set_rng_state(before)
-        return None
-    wanted = _wanted(s, others)
-    (slope,) = torch.autograd.grad(s.loss.mean(), leaf, create_graph=True)
-    grads = torch.autograd.grad(u, list(theta.values()), slope.detach(), materialize_grads=True)
-    ahead = {name: (p.detach() - lr * g).requires_grad_() for (name, p), g in zip(theta.items(), grads, strict=True)}
-    outer = run_with_parameters(model, ahead, lambda m: plain_loss(criterion, m, clean))
-    way = torch.autograd.grad(outer, list(ahead.values()), materialize_grads=True)
-    moved = _moved(model, dict(zip(theta, way, strict=True)), theta, lambda m: m(x), before)
-    if moved is None:
-        torch.set_rng_state(before)
-        _WITHOUT_DIRECTIONS.add(model)
-        return None
-    along = (slope * moved).sum()
-    if not along.requires_grad:
-        return outer, s, [torch.zeros_like(w) for w in wanted]
-    return outer, s, [-lr * g for g in torch.autograd.grad(along, wanted, materialize_grads=True)]
-
-
-def _moved(
-    model: nn.Module,
-    way: dict[str, Tensor],
-    theta: dict[str, Tensor],
-    run: Callable[[nn.Module], Tensor],
-    random: Tensor,
-) -> Tensor | None:
-    """The derivative of the outputs along the direction `way` of the parameters; None if a layer has no forward derivative."""
-    with torch.no_grad(), forward_mode.dual_level(), torch.random.fork_rng(devices=()), warnings.catch_warnings():
-        torch.set_rng_state(random)  # the same dropout masks
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it writes some of these derivatives
-        duals = {name: forward_mode.make_dual(p.detach(), way[name]) for name, p in theta.items()}
-        try:
-            out = run_with_parameters(model, duals, run)
-        except (NotImplementedError, RuntimeError):
-            return None
-        moved = forward_mode.unpack_dual(out).tangent
-        return torch.zeros_like(out) if moved is None else moved.clone()
-
-
-def _parts(batch: BatchParts) -> tuple[Any, Tensor, tuple[Tensor | None, Tensor | None]]:
-    return batch[0], batch[1], (*batch[2:], None, None)[:2]
-
-
-def _wanted(s: Batch, others: list[nn.Parameter]) -> list[Tensor]:
-    wanted = [touched.rows for touched in s.touched] + others
+def _wanted(criterion: Compensated, s: Batch) -> list[Tensor]:
+    wanted = [touched.rows for touched in s.touched] + networks(criterion)
     if not wanted:
         raise InputError(
             "meta_step found nothing to learn: no table of this criterion has update='meta' and no term has "
@@ -227,11 +136,67 @@ def _wanted(s: Batch, others: list[nn.Parameter]) -> list[Tensor]:
     return wanted
 
 
-def plain_loss(criterion: Compensated, model: nn.Module, clean: BatchParts) -> Tensor:
-    """The outer loss: the plain mean over clean data, without compensation and without class weights.
+def _outer_loss(criterion: Compensated, model: nn.Module, ahead: dict[str, Tensor], clean: BatchParts) -> Tensor:
+    """The mean over clean data with the parameters of the model after a step, without class weights."""
+    x, target, index, group = (*clean, None, None)[:4]
 
-    Class weights correct a skewed training set; clean data need no correction.
-    """
-    x, target, (index, group) = _parts(clean)
-    s = Batch(criterion, target, index, group, model=model, x=x)
-    return criterion.losses_of(s, s.u).sum() / criterion.divisor(s, weighted=False)
+    def run(model: nn.Module) -> Tensor:
+        s = Batch(criterion, target, index, group, model=model, x=x)
+        return criterion.losses_of(s, s.u).sum() / criterion.divisor(s, weighted=False)
+
+    return run_with_parameters(model, ahead, run)
+
+
+def through_graph(criterion: Compensated, model: nn.Module, batch: BatchParts, clean: BatchParts, lr: float) -> Found:
+    """The gradient by a second derivative: for every criterion and model."""
+    theta = _parameters(criterion, model)
+    x, target, index, group = (*batch, None, None)[:4]
+    s: Batch = run_with_parameters(
+        model, theta, lambda m: criterion.evaluate(m, x, target, index, group=group, meta=True)
+    )
+    grads = torch.autograd.grad(s.loss.mean(), list(theta.values()), create_graph=True, materialize_grads=True)
+    ahead = {name: p - lr * g for (name, p), g in zip(theta.items(), grads, strict=True)}
+    outer = _outer_loss(criterion, model, ahead, clean)
+    return outer, s, list(torch.autograd.grad(outer, _wanted(criterion, s), materialize_grads=True))
+
+
+def along_direction(
+    criterion: Compensated, model: nn.Module, batch: BatchParts, clean: BatchParts, lr: float
+) -> Found | None:
+    """The same by a pass with directions; None if the criterion needs more than logits, or a layer has no such pass."""
+    if criterion.before_logits or model in _WITHOUT_DIRECTIONS:
+        return None
+    theta = _parameters(criterion, model)
+    x, target, index, group = (*batch, None, None)[:4]
+    random = torch.get_rng_state()
+    u = run_with_parameters(model, theta, lambda m: m(x))
+    leaf = u.detach().requires_grad_()
+    try:
+        s = criterion.infer(Batch(criterion, target, index, group, logits=leaf, meta=True))
+    except InputError:  # a term needs the model, or the other way will raise the same error
+        torch.set_rng_state(random)
+        return None
+    wanted = _wanted(criterion, s)
+    (slope,) = torch.autograd.grad(s.loss.mean(), leaf, create_graph=True)
+    grads = torch.autograd.grad(u, list(theta.values()), slope.detach(), materialize_grads=True)
+    ahead = {name: p - lr * g for (name, p), g in zip(theta.items(), grads, strict=True)}
+    outer = _outer_loss(criterion, model, ahead, clean)
+    way = dict(zip(theta, torch.autograd.grad(outer, list(ahead.values()), materialize_grads=True), strict=True))
+    with torch.no_grad(), forward_mode.dual_level(), torch.random.fork_rng(devices=()), warnings.catch_warnings():
+        torch.set_rng_state(random)  # the same dropout masks
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it writes some of these derivatives
+        duals = {name: forward_mode.make_dual(p.detach(), way[name]) for name, p in theta.items()}
+        try:
+            out = run_with_parameters(model, duals, lambda m: m(x))
+        except (NotImplementedError, RuntimeError):
+            out = None
+        moved = None if out is None else forward_mode.unpack_dual(out).tangent
+        moved = torch.zeros_like(u) if moved is None else moved.clone()
+    if out is None:
+        torch.set_rng_state(random)
+        _WITHOUT_DIRECTIONS.add(model)
+        return None
+    along = (slope * moved).sum()
+    if not along.requires_grad:
+        return outer, s, [torch.zeros_like(w) for w in wanted]
+    return outer, s, [-lr * g for g in torch.autograd.grad(along, wanted, materialize_grads=True)]

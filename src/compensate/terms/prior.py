@@ -10,16 +10,12 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.layout import rowwise
-from compensate.errors import InputError
-
-TINY = 1e-9
-"""The smallest temperature."""
+from compensate.errors import check
 
 
 def uniform(s: Batch) -> Tensor:
     """(B, C) the guess that knows nothing; a half for each of several labels.
 
-    >>> import torch
     >>> from compensate import Compensated
     >>> smooth = Compensated(label=Toward(uniform, 0.1))                  # label smoothing
     >>> s = smooth.evaluate(torch.nn.Identity(), torch.zeros(1, 4), torch.tensor([0]))
@@ -32,7 +28,6 @@ def uniform(s: Batch) -> Tensor:
 def prediction(s: Batch) -> Tensor:
     """(B, C) the guess of the model itself, a constant.
 
-    >>> import torch
     >>> from compensate import Compensated
     >>> soft = Compensated(label=Toward(prediction, 0.2))                 # soft bootstrapping
     >>> s = soft.evaluate(torch.nn.Identity(), torch.zeros(1, 2), torch.tensor([0]))
@@ -66,12 +61,10 @@ class Toward(nn.Module):
 
     def __init__(self, q: Value, lam: Value) -> None:
         super().__init__()
-        if not callable(lam) and not 0 <= lam <= 1:
-            raise InputError(f"lambda is {lam}; the trust in a guess lies between 0 and 1.")
+        check(callable(lam) or 0 <= lam <= 1, "a trust between 0 and 1", lam=lam)
         self.q, self.lam = q, lam
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the label compensation."""
         return rowwise(at(self.lam, s), s.y) * (self.q(s) - s.y)
 
     def extra_repr(self) -> str:
@@ -85,15 +78,13 @@ class Slack(nn.Module):
     .. math:: l'_i = T \left[ \log(1 + e^{(l_i - \xi_i)/T}) - \log(1 + e^{-\xi_i/T}) \right]
               \;\xrightarrow{T \to 0}\; \max(0,\, l_i - \xi_i), \qquad \Delta l_i = l'_i - l_i
 
-    A constant added to a loss has no gradient (so Eq. 7 taken literally changes nothing that is learned); the limit is the
-    nonlinear form of Eq. 31. There a sample counts fully or not at all, and a small change of :math:`\xi` changes
-    nothing in the gradient of the model: a slack learned by a meta step needs a temperature :math:`T > 0`.
+    A constant added to a loss has no gradient; the limit is the nonlinear form of Eq. 31. There a small change of :math:`\xi`
+    changes nothing in the gradient of the model: a slack learned by a meta step needs a temperature :math:`T > 0`.
 
     Args:
         xi: the slack, at least 0: a number or a callable of the batch that returns a scalar or (B,).
         temperature: :math:`T`; 0 is the limit.
 
-    >>> import torch
     >>> from compensate import Compensated
     >>> criterion = Compensated(loss=Slack(lambda s: torch.full_like(s.l, 2.0)))
     >>> criterion(torch.tensor([[0.0, 3.0], [3.0, 0.0]]), torch.tensor([0, 0]))      # losses 3.05 and 0.05
@@ -106,16 +97,14 @@ class Slack(nn.Module):
 
     def __init__(self, xi: Value, temperature: float = 0.0) -> None:
         super().__init__()
-        if temperature < 0:
-            raise InputError(f"temperature is {temperature}; expected at least 0.")
-        if not callable(xi) and xi < 0:
-            raise InputError(f"xi is {xi}; a slack is at least 0.")
+        check(temperature >= 0, "at least 0", temperature=temperature)
+        check(callable(xi) or xi >= 0, "a slack of at least 0", xi=xi)
         self.xi, self.temperature = xi, temperature
 
     def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
         xi, t = at(self.xi, s), self.temperature
-        if t < TINY:  # the limit, before the quotients below overflow
+        if t < 1e-9:  # the limit, before the quotients below overflow
             return F.relu(s.l - xi) - s.l  # not clamp: a loss of exactly 0 must not pull slack toward it
         xi = torch.as_tensor(xi).to(s.l)
         return t * (F.softplus((s.l - xi) / t) - F.softplus(-xi / t)) - s.l

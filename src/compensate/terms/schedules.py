@@ -1,4 +1,4 @@
-"""Inference by tuning: numbers that change over time, and thresholds set by a share of the samples."""
+"""Inference by tuning: numbers that change over time, thresholds, and gates that choose the samples of a term."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
+from compensate.core.layout import is_eager_cpu, rowwise
 from compensate.core.statistics import Statistic
-from compensate.core.validation import is_eager_cpu
-from compensate.errors import InputError
+from compensate.errors import InputError, check, one_of
+
+Curve = Literal["linear", "cosine", "exponential"]
+Over = Literal["batch", "epoch"]
 
 
 @final
@@ -27,7 +30,6 @@ class Ramp(nn.Module):
         finish: when it has arrived, in [0, 1].
         shape: "linear", "cosine" (slow at both ends) or "exponential" (by a constant factor per step; both ends positive).
 
-    >>> import torch
     >>> from compensate import Compensated
     >>> from compensate.terms import Toward, uniform
     >>> criterion = Compensated(label=Toward(uniform, Ramp(0.0, 0.4)))
@@ -35,19 +37,12 @@ class Ramp(nn.Module):
     """
 
     def __init__(
-        self,
-        start: float,
-        end: float,
-        *,
-        begin: float = 0.0,
-        finish: float = 1.0,
-        shape: Literal["linear", "cosine", "exponential"] = "linear",
+        self, start: float, end: float, *, begin: float = 0.0, finish: float = 1.0, shape: Curve = "linear"
     ) -> None:
         super().__init__()
-        if not 0 <= begin < finish <= 1:
-            raise InputError(f"begin={begin}, finish={finish}; expected 0 <= begin < finish <= 1.")
-        if shape == "exponential" and not (start > 0 and end > 0):
-            raise InputError(f"start={start}, end={end}; an exponential ramp needs two positive ends.")
+        check(0 <= begin < finish <= 1, "0 <= begin < finish <= 1", begin=begin, finish=finish)
+        positive = start > 0 and end > 0
+        check(shape != "exponential" or positive, "two positive ends of an exponential ramp", start=start, end=end)
         self.start, self.end, self.begin, self.finish, self.shape = start, end, begin, finish, shape
 
     def forward(self, s: Batch) -> Tensor:
@@ -74,20 +69,16 @@ class Warmup(Statistic):
         epochs: its length.
         num_samples: the size :math:`N` of the training set.
 
-    >>> import torch
     >>> from compensate import Compensated
     >>> from compensate.terms import Pull
     >>> criterion = Compensated(logit=Pull(Warmup(0.0, 5.0, epochs=2, num_samples=1000)))
     """
 
-    seen: Tensor
-
     def __init__(self, start: float, end: float, *, epochs: float, num_samples: int) -> None:
         super().__init__()
-        if not epochs > 0:
-            raise InputError(f"a warm-up takes {epochs} epochs; expected a positive number.")
+        check(epochs > 0, "a positive number of epochs of warm-up", epochs=epochs)
         self.start, self.end, self.epochs, self.size = start, end, epochs, num_samples
-        self.track("seen", torch.zeros((), dtype=torch.long), merge="sum")
+        self.seen = self.track("seen", torch.zeros((), dtype=torch.long), merge="sum")
 
     def forward(self, s: Batch) -> Tensor | float:
         """The value now: a number on the CPU, else a scalar tensor."""
@@ -98,7 +89,7 @@ class Warmup(Statistic):
 
     def observe(self, s: Batch) -> None:
         """Counts the samples of the batch."""
-        self.seen.add_(s.visits)
+        self.seen.add_(s.places.visits)
 
     def extra_repr(self) -> str:
         return f"{self.start:g} to {self.end:g} over {self.epochs:g} epochs"
@@ -118,8 +109,7 @@ class StepSchedule(nn.Module):
 
     def __init__(self, values: dict[int, float]) -> None:
         super().__init__()
-        if 0 not in values:
-            raise InputError(f"epochs {sorted(values)}; the first value must be given for epoch 0.")
+        check(0 in values, "a value for epoch 0", values=values)
         self.values = dict(sorted(values.items()))
         self.register_buffer("_epochs", torch.tensor(list(self.values)), persistent=False)
         self.register_buffer("_values", torch.tensor(list(self.values.values())), persistent=False)
@@ -148,7 +138,6 @@ class Top(Statistic):
         num_samples: the size of the training set, for "epoch".
         floor: the smallest threshold.
 
-    >>> import torch
     >>> from compensate import Compensated
     >>> from compensate.terms import Pull, Where, above
     >>> criterion = Compensated(logit=Where(above(Top(50)), Pull(1.0)))
@@ -160,49 +149,33 @@ class Top(Statistic):
     """
 
     reader = 'a threshold over="epoch"'
-    seen: Tensor
-    last: Tensor
 
-    def __init__(
-        self,
-        pro: Value,
-        over: Literal["batch", "epoch"] = "batch",
-        num_samples: int | None = None,
-        *,
-        floor: float = 0.0,
-    ) -> None:
+    def __init__(self, pro: Value, over: Over = "batch", num_samples: int | None = None, *, floor: float = 0.0) -> None:
         super().__init__()
-        if not callable(pro) and not 0 <= pro <= 100:
-            raise InputError(f"pro is {pro}; expected percent, from 0 to 100.")
+        check(callable(pro) or 0 <= pro <= 100, "percent, from 0 to 100", pro=pro)
         if not callable(pro) and 0 < pro < 1:
             # Not refused: a search over percents may draw such a number.
             warnings.warn(f"pro is in percent, 30 means 30 %; got {float(pro):g}.", stacklevel=3)
-        if over not in ("batch", "epoch"):
-            raise InputError(f'over is "{over}"; expected "batch" or "epoch".')
-        if over == "epoch" and num_samples is None:
-            raise InputError('over="epoch" keeps the loss of every sample: give num_samples.')
+        one_of("over", over, "batch", "epoch")
         self.pro, self.over, self.floor = pro, over, floor
-        self.rolls = over == "epoch"
         if over == "epoch":
-            assert num_samples is not None
-            self.num_samples = num_samples
-            self.track("seen", torch.full((num_samples,), torch.inf), merge="rows")
-            self.track("last", torch.full((num_samples,), torch.inf), merge="same")
+            if num_samples is None:
+                raise InputError('over="epoch" keeps the loss of every sample: give num_samples.')
+            self.num_samples, self.rolls = num_samples, True
+            self.seen = self.track("seen", torch.full((num_samples,), torch.inf), merge="rows")
+            self.last = self.track("last", torch.full((num_samples,), torch.inf), merge="same")
 
     def forward(self, s: Batch) -> Tensor | float:
         """The threshold now: a number on the CPU, else a scalar tensor."""
-        pool, pro = s.plain_losses, at(self.pro, s)
+        pool, pro, gather = s.plain_losses, at(self.pro, s), s.criterion.peers or (lambda values: values)
         if not is_eager_cpu(pool):
-            now = _kth_largest(s.gather_peers(pool), s.gather_peers(s.valid), pro)
+            now = _kth_largest(gather(pool), gather(s.valid), pro)
             if self.over == "epoch":
                 known = self.last.isfinite()
                 now = torch.where(known.any(), _kth_largest(self.last, known, pro), now)
             return now.clamp(min=self.floor) if self.floor else now
-        past = self.last[self.last.isfinite()] if self.over == "epoch" else None
-        if past is not None and len(past):
-            pool = past
-        else:
-            pool = s.gather_peers(pool if s.complete else pool[s.valid])
+        past = self.last[self.last.isfinite()] if self.over == "epoch" else pool[:0]
+        pool = past if len(past) else gather(pool if s.complete else pool[s.valid])
         losses = pool.numpy() if pool.dtype in (torch.float32, torch.float64) else pool.double().numpy()
         k = int(pro * losses.size / 100)
         return max(float(np.partition(losses, -k)[-k]), self.floor) if k else math.inf
@@ -234,3 +207,84 @@ def _kth_largest(pool: Tensor, counts: Tensor, pro: Any) -> Tensor:
     k = (pro * counts.sum().double() / 100).long()
     falling = torch.where(counts, pool, -torch.inf).sort(descending=True).values
     return torch.where(k > 0, falling.gather(0, (k - 1).clamp(min=0)[None])[0], torch.inf)
+
+
+@final
+class Threshold(nn.Module):
+    """The gate for samples on one side of a plain loss."""
+
+    def __init__(self, tau: Value, side: Literal["above", "below"]) -> None:
+        super().__init__()
+        self.tau, self.side = tau, side
+
+    def forward(self, s: Batch) -> Tensor:
+        """(B,) true where the gate is open."""
+        reached = s.plain_losses >= at(self.tau, s)
+        return reached if self.side == "above" else ~reached
+
+    def extra_repr(self) -> str:
+        return self.side if isinstance(self.tau, nn.Module) else f"{self.side} {self.tau}"
+
+
+def above(tau: Value) -> Threshold:
+    r"""The gate for samples with :math:`l_i \ge \tau`; `tau` is a number or a callable of the batch.
+
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Pull
+    >>> criterion = Compensated(logit=Where(above(1.0), Pull(1.0)))
+    >>> s = criterion.evaluate(torch.nn.Identity(), torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]))
+    >>> (s.du != 0).any(1).tolist()
+    [False, True]
+    """
+    return Threshold(tau, "above")
+
+
+def below(tau: Value) -> Threshold:
+    r"""The gate for samples with :math:`l_i < \tau`; `tau` is a number or a callable of the batch.
+
+    >>> below(1.0)
+    Threshold(below 1.0)
+    """
+    return Threshold(tau, "below")
+
+
+@final
+class Where(nn.Module):
+    r"""A term for the samples that a gate lets through; the others get nothing.
+
+    Inner loops and tables see the gate: gated-out samples stay clean while the others are attacked, and their rows do not move.
+
+    Args:
+        gate: a callable of the batch that returns (B,) booleans.
+        term: the term. One with `gated = True` reads `s.gate` and is zero by itself for samples that are kept out.
+
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Pull
+    >>> mixcomp = Compensated(logit=Where(above(2.0), Pull(1.0)))   # Eq. 44
+    >>> mixcomp(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]))
+    tensor(1.0171)
+    """
+
+    def __init__(self, gate: Any, term: Any) -> None:
+        super().__init__()
+        self.gate, self.term = gate, term
+
+    @property
+    def gated_term(self) -> Any:
+        """The term, which has the place of both in the taxonomy."""
+        return self.term
+
+    def forward(self, s: Batch) -> Tensor:
+        """The term, zero for the samples that the gate keeps out."""
+        if s.by_input:
+            raise InputError(
+                f"a gate on features asks for one loss of each input, and an input of this batch has {s.places.each}. Gate logits "
+                "or labels, as mixcomp(eps2=0) does."
+            )
+        mask, outer = self.gate(s), s.gate
+        s.gate = mask if outer is None else outer & mask
+        try:
+            delta = self.term(s)
+        finally:
+            s.gate = outer
+        return delta if getattr(self.term, "gated", False) else torch.where(rowwise(mask, delta), delta, 0.0)

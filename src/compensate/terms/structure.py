@@ -1,8 +1,6 @@
 r"""Structure compensation: a bounded change of the edges of a graph network.
 
 .. math:: A'_e = \mathrm{clip}_{[0, 1]}(A_e + \Delta a_e)
-
-Weight that an edge loses is evidence against it: :class:`EdgeRecord` lists the edges that look wrong.
 """
 
 from __future__ import annotations
@@ -17,8 +15,6 @@ from compensate.core.statistics import Statistic, Suspects
 from compensate.core.tables import Table
 from compensate.errors import InputError
 
-__all__ = ["Dissimilarity", "EdgeRecord", "Edges"]
-
 
 @final
 class Edges(Table):
@@ -27,10 +23,7 @@ class Edges(Table):
     Args:
         num_edges: the number of edges.
         shared: one number for all edges.
-        settings: as of every table, see :class:`~compensate.terms.Sample`; `lr` is the step by the gradient of the mean loss of a batch,
-            so an edge of a large graph, which changes few of its losses, needs a large step and a small penalty.
-
-    A learned table that goes down the loss with an l1 penalty changes few edges, the ones that contradict the labels.
+        settings: as of every table; `lr` is the step by the gradient of the mean loss of a batch, so large graphs need a large step.
 
     >>> from compensate.terms import L1, Ball
     >>> Edges(100, penalty=L1(0.01), bound=Ball(1.0, "linf"))
@@ -40,18 +33,11 @@ class Edges(Table):
     def __init__(self, num_edges: int, *, shared: bool = False, **settings: Any) -> None:
         super().__init__(1 if shared else num_edges, **settings)
         self.num_edges, self.shared = num_edges, shared
-
-    @property
-    def granularity(self) -> str:  # type: ignore[override]
-        """Each edge its own, or one for all."""
-        return "corpus" if self.shared else "sample"
+        self.granularity = "corpus" if shared else "sample"  # type: ignore[misc]
 
     def key(self, s: Batch) -> Tensor:
         """(E,) the row of each edge."""
-        device = s.target.device
-        if self.shared:
-            return torch.zeros(self.num_edges, dtype=torch.long, device=device)
-        return torch.arange(self.num_edges, device=device)
+        return torch.arange(self.num_edges, device=s.target.device) * (not self.shared)
 
     def forward(self, s: Batch) -> Tensor:
         """(E,) the change of each edge."""
@@ -84,8 +70,7 @@ class Dissimilarity(nn.Module):
     >>> criterion.evaluate(net, torch.tensor([0]), torch.tensor([1])).da
     tensor([-0., -1.])
 
-    Reference: Wu et al., Adversarial Examples for Graph Data: Deep Insights into Attack and Defense, IJCAI 2019, who take the
-    Jaccard index and remove edges below a threshold.
+    Reference: Wu et al., Adversarial Examples for Graph Data: Deep Insights into Attack and Defense, IJCAI 2019, with another index.
     """
 
     inference, granularity = "prior", "sample"
@@ -119,19 +104,15 @@ class EdgeRecord(Statistic):
         none: no sample was seen in training
     """
 
-    total: Tensor
-    steps: Tensor
-
     def __init__(self, term: Any, num_edges: int) -> None:
         super().__init__()
         self.term = term
-        self.track("total", torch.zeros(num_edges), merge="sum")
-        self.track("steps", torch.zeros((), dtype=torch.long), merge="sum")
+        self.total = self.track("total", torch.zeros(num_edges), merge="sum")
+        self.steps = self.track("steps", torch.zeros((), dtype=torch.long), merge="sum")
 
     def forward(self, s: Batch) -> Tensor:
         """(E,) the change of each edge."""
-        change: Tensor = self.term(s)
-        return change
+        return self.term(s)
 
     def observe(self, s: Batch) -> None:
         """Adds the changes of this step."""
@@ -141,9 +122,6 @@ class EdgeRecord(Statistic):
 
     def suspects(self, top: int | None = None) -> Suspects:
         """The edges, most suspect first: `index` are their numbers; edges that lost more than half a weight on average are flagged."""
-        if not int(self.steps):
-            nothing = torch.zeros(0, dtype=torch.long)
-            return Suspects(nothing, nothing.float(), nothing, nothing.bool())
-        score = self.total / self.steps
-        order = score.argsort(descending=True, stable=True)[:top]
+        score = self.total / self.steps.clamp(min=1)
+        order = score.argsort(descending=True, stable=True)[: top if int(self.steps) else 0]
         return Suspects(order, score[order], torch.zeros_like(order), score[order] > 0.5)

@@ -1,11 +1,8 @@
 r"""Views of an input, and terms that choose among them.
 
-Views are differentiable transformations that keep the shape of an input and, by prior knowledge, its class. They act on the
-last axis: columns of an image, entries of a vector.
-
 .. math:: \Delta x_i = \sum_k w_{i,k} (T_k(x_i) - x_i)
 
-where :math:`T_k` are transformations that keep the class, and the weights :math:`w_i` are what is inferred.
+where :math:`T_k` are differentiable transformations that keep the shape of an input and its class, and the weights :math:`w_i` are inferred.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch
 from compensate.core.layout import Places
-from compensate.errors import InputError
+from compensate.errors import InputError, check
 
 
 def shifted(x: Tensor) -> Tensor:
@@ -32,11 +29,7 @@ def shifted(x: Tensor) -> Tensor:
 
 
 def moved(x: Tensor) -> Tensor:
-    """Moved by one place the other way.
-
-    >>> moved(torch.tensor([[1.0, 2.0, 3.0]]))
-    tensor([[2., 3., 3.]])
-    """
+    """Moved by one place the other way; the last place repeats."""
     return torch.cat([x[..., 1:], x[..., -1:]], -1)
 
 
@@ -50,11 +43,7 @@ def blurred(x: Tensor) -> Tensor:
 
 
 def darkened(x: Tensor) -> Tensor:
-    """Half as large.
-
-    >>> darkened(torch.tensor([[1.0, 2.0]]))
-    tensor([[0.5000, 1.0000]])
-    """
+    """Half as large."""
     return x / 2
 
 
@@ -70,8 +59,7 @@ class Views(nn.Module):
     r"""Views of an input, for compensation that leads toward them: :math:`x_i + \sum_k w_{i,k} (T_k(x_i) - x_i)`.
 
     Args:
-        of: the transformations :math:`T_k`, functions of a batch of inputs (or of the model's `embed(x)`) that keep its shape
-            and treat each sample alone. If places have labels of their own, they must not move, as in `blurred` and `darkened`.
+        of: functions :math:`T_k` of a batch of inputs (or of `embed(x)`) that keep its shape and treat each sample alone.
 
     >>> len(Views(shifted, blurred).of)
     2
@@ -117,12 +105,10 @@ class RandomMix(nn.Module):
 
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
-        if alpha <= 0:
-            raise InputError(f"alpha is {alpha}; expected a positive number.")
+        check(alpha > 0, "a positive number", alpha=alpha)
         self.alpha = alpha
 
     def forward(self, s: Batch) -> Tensor:
-        """(B, K) the weights."""
         alpha = torch.full((s.like.shape[-1],), self.alpha)
         parts = torch.distributions.Dirichlet(alpha).sample(s.like.shape[:1])
         mixed = torch.distributions.Beta(self.alpha, self.alpha).sample(s.like.shape[:1])
@@ -147,14 +133,8 @@ class ExtremeView(nn.Module):
 
     def __init__(self, sign: Literal[1, -1] = 1) -> None:
         super().__init__()
-        if sign not in (1, -1):
-            raise InputError(f"sign is {sign}; expected +1 (the worst view) or -1 (the best one).")
-        self.sign = sign
-
-    @property
-    def direction(self) -> str:
-        """Negative if losses are raised."""
-        return "negative" if self.sign > 0 else "positive"
+        check(sign in (1, -1), "+1 (the worst view) or -1 (the best one)", sign=sign)
+        self.sign, self.direction = sign, "negative" if sign > 0 else "positive"
 
     @torch.no_grad()
     def forward(self, s: Batch) -> Tensor:
@@ -184,7 +164,6 @@ class OtherView(nn.Module):
 
     @torch.no_grad()
     def forward(self, s: Batch) -> Tensor:
-        """(B, C) the prediction."""
         views = s.criterion.views
         if views is None:
             raise InputError("OtherView reads the views of the criterion; give it views=Views(...).")

@@ -1,7 +1,7 @@
 """Checkpoints without pickle: tensors as safetensors, everything else as JSON.
 
-A checkpoint is two files, ``step-N.safetensors`` and ``step-N.json``. The JSON is written last, with checksums of the tensors and of
-itself. The previous checkpoint is kept until the next one is complete, in case the process is killed or a file is damaged.
+A checkpoint is two files, ``step-N.safetensors`` and ``step-N.json``, which is written last, with checksums of the tensors and of
+itself. The checkpoint before it is kept, in case the process is killed or a file is damaged.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from compensate.errors import InputError
 from compensate.files import make_folder, write_atomically
 
-_NAME = re.compile(r"step-(\d+)\.json")
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError)
 
 
 def pack(tree: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
     """The tree as JSON values; tensors go to `tensors` and are replaced by their names.
 
+    >>> import torch
     >>> tensors = {}
     >>> pack({"a": torch.ones(2), "b": (1, {3: "c"})}, tensors)
     {'a': {'$tensor': '/a'}, 'b': {'$tuple': [1, {'$items': [[3, 'c']]}]}}
@@ -84,33 +84,25 @@ def save_checkpoint(folder: str | Path, step: int, tree: Mapping[str, Any]) -> N
 def latest(folder: str | Path) -> dict[str, Any] | None:
     """The newest complete checkpoint, or None; damaged ones are skipped."""
     folder = Path(folder)
-    damaged = []
-    for step in sorted(_steps(folder), reverse=True):
-        state = _read(folder, step)
-        if state is not None:
-            return state
-        damaged.append(step)
-    if damaged:
+    steps = sorted(_steps(folder), reverse=True)
+    for step in steps:
+        try:
+            head = json.loads((folder / f"step-{step}.json").read_bytes())
+            content = (folder / f"step-{step}.safetensors").read_bytes()
+            if head.pop("check") == _digest(head) and hashlib.sha256(content).hexdigest() == head["sha256"]:
+                return unpack(head["state"], safetensors.torch.load(content))
+        except _DAMAGE:
+            continue
+    if steps:
         raise InputError(
-            f"the checkpoint of step {damaged[0]} in {folder} is damaged (its checksum differs) and there is no other. "
+            f"the checkpoint of step {steps[0]} in {folder} is damaged (its checksum differs) and there is no other. "
             "Delete the folder and train again."
         )
     return None
 
 
 def _steps(folder: Path) -> list[int]:
-    return [int(m[1]) for p in folder.glob("step-*.json") if (m := _NAME.fullmatch(p.name))]
-
-
-def _read(folder: Path, step: int) -> dict[str, Any] | None:
-    try:
-        head = json.loads((folder / f"step-{step}.json").read_bytes())
-        content = (folder / f"step-{step}.safetensors").read_bytes()
-        if head.pop("check") != _digest(head) or hashlib.sha256(content).hexdigest() != head["sha256"]:
-            return None
-        return unpack(head["state"], safetensors.torch.load(content))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, safetensors.SafetensorError):
-        return None
+    return [int(m[1]) for p in folder.glob("step-*.json") if (m := re.fullmatch(r"step-(\d+)\.json", p.name))]
 
 
 def _digest(head: Mapping[str, Any]) -> str:
@@ -131,16 +123,3 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
         return dict(safetensors.torch.load(path.read_bytes()))
     except safetensors.SafetensorError as error:
         raise InputError(f"{path} is damaged ({error}); train again.") from error
-
-
-def random_state() -> dict[str, Any]:
-    """The state of torch's random number generators on the CPU and on every graphics card."""
-    cards = [torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    return {"cpu": torch.get_rng_state(), "cuda": cards}
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restores the state of the random number generators."""
-    torch.set_rng_state(state["cpu"])
-    for i, card in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(card, i)

@@ -1,4 +1,4 @@
-"""Methods compared over seeds: the runs, the table with paired intervals, and the plot."""
+"""Methods compared over seeds, with paired intervals and a plot, and hyper-parameter search with Optuna."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from compensate import markup
 from compensate._version import __version__
-from compensate.errors import InputError
-from compensate.extras import require
-from compensate.files import write_atomically
+from compensate.errors import InputError, NotFinite
+from compensate.extras import html_table, require
+from compensate.files import make_folder, write_atomically
 from compensate.methods.composition import find
+from compensate.methods.registry import Choice, PaperData, Preset, Space
 from compensate.training.config import Config
 from compensate.training.fitting import fit
+from compensate.training.preparation import prepare_run
 from compensate.training.run import Run
-from compensate.training.workers import LOST
+from compensate.training.workers import LOST, side_by_side
+
+OnEpoch = Callable[[Mapping[str, float]], None] | None
 
 LEVEL = 0.95
 """Level of confidence intervals."""
+
+LAST = 5
+"""The score of a search is a mean over this many last epochs, because a single epoch may be lucky."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +38,9 @@ class Row:
     """A method in the table.
 
     Attributes:
-        method: its name.
         count: number of seeds.
-        last, best: mean and standard deviation over the seeds of the test accuracy after the last epoch, and after the
-            epoch with the best validation accuracy.
+        last, best: mean and standard deviation of the test accuracy after the last epoch, and after the epoch with the best
+            validation accuracy.
         difference: `last` minus that of the baseline, paired by seed: mean and confidence interval (NaN for a single seed);
             None for the baseline.
     """
@@ -53,20 +58,15 @@ class Comparison(list[Row]):
     def _repr_html_(self) -> str:
         def cells(row: Row) -> tuple[str | int, ...]:
             last, best = (f"{m:.1%}" + ("" if math.isnan(d) else f" ± {d:.1%}") for m, d in (row.last, row.best))
-            gap = ""
-            if row.difference is not None:
-                mean, low, high = (f"{100 * value:+.1f}" for value in row.difference)
-                gap = mean if math.isnan(row.difference[1]) else f"{mean} ({low} to {high})"
-            return row.method, row.count, last, best, gap
+            mean, low, high = (f"{100 * value:+.1f}" for value in row.difference or (0.0, 0.0, 0.0))
+            interval = "" if row.difference is None or math.isnan(row.difference[1]) else f" ({low} to {high})"
+            return row.method, row.count, last, best, "" if row.difference is None else mean + interval
 
-        return markup.table(("method", "seeds", "last", "best", "minus the baseline, in points"), map(cells, self))
+        return html_table(("method", "seeds", "last", "best", "minus the baseline, in points"), map(cells, self))
 
 
 def plan(config: Config, methods: Mapping[str, Mapping[str, Any]], seeds: int) -> list[Config]:
-    """The runs of a comparison. All methods of a seed share split, noise, initial weights and order.
-
-    If one method needs clean data, no method trains on those samples.
-    """
+    """The runs of a comparison. All methods of a seed share split, noise, clean samples, initial weights and order."""
     needs = set().union(*(find(name).needs for name in methods))
     clean = config.clean if config.clean is not None else 0.02 if "clean" in needs else 0.0
     return [
@@ -76,9 +76,7 @@ def plan(config: Config, methods: Mapping[str, Mapping[str, Any]], seeds: int) -
     ]
 
 
-def finished_run(
-    config: Config, folder: Path, data_dir: Path | None, on_epoch: Callable[[Mapping[str, float]], None] | None = None
-) -> dict[str, Any]:
+def finished_run(config: Config, folder: Path, data_dir: Path | None, on_epoch: OnEpoch = None) -> dict[str, Any]:
     """The stored result of a run in its own folder below `folder`; it is trained or resumed first if it has not finished."""
     run = Run(folder / config.name)
     if run.result is None:
@@ -146,17 +144,14 @@ def _accuracy(row: Mapping[str, float]) -> float:
 
 def store(folder: Path, config: Config, runs: Sequence[Mapping[str, Any]], rows: Sequence[Row], baseline: str) -> Path:
     """Writes the results of all runs and the table to ``comparison.json``."""
+    own = ("method", "hyper", "seed")
     content = {
         "version": __version__,
-        "common": {k: v for k, v in config.json.items() if k not in ("method", "hyper", "seed")},
-        "baseline": baseline,
-        "level": LEVEL,
+        "common": {k: v for k, v in config.json.items() if k not in own},
+        "baseline": baseline, "level": LEVEL,
         "table": [vars(row) for row in rows],
         "runs": [
-            {
-                "id": r["id"], "method": r["config"]["method"], "hyper": r["config"]["hyper"],
-                "seed": r["config"]["seed"], "versions": r["versions"], **r["result"],
-            }
+            {"id": r["id"], **{k: r["config"][k] for k in own}, "versions": r["versions"], **r["result"]}
             for r in sorted(runs, key=lambda r: (r["config"]["method"], r["config"]["seed"]))
         ],
     }  # fmt: skip
@@ -167,20 +162,14 @@ def store(folder: Path, config: Config, runs: Sequence[Mapping[str, Any]], rows:
 
 def json_safe(value: Any) -> Any:
     """The value with null for NaN and infinity, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {k: json_safe(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def curves(folder: Path, configs: Sequence[Config]) -> dict[str, list[list[float]]]:
     """Test accuracy after each epoch, a list for each seed, by method."""
     by_method: dict[str, list[list[float]]] = {}
     for config in configs:
-        path = folder / config.name / "metrics.jsonl"
-        if path.is_file():
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if rows := Run(folder / config.name).history:
             by_method.setdefault(config.method, []).append([_accuracy(row) for row in rows])
     return by_method
 
@@ -192,22 +181,19 @@ COLORS = ("#555555", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56
 def plot(by_method: Mapping[str, Sequence[Sequence[float]]], path: Path, title: str = "") -> Path:
     """Plots accuracy over the epochs, mean and deviation of each method, and the last epoch of every seed."""
     made = require("matplotlib.figure", "the picture of a comparison", "plots")
-    height = max(3.8, 0.8 + 0.24 * len(by_method))
-    figure = made.Figure(figsize=(9, height), layout="constrained")
+    figure = made.Figure(figsize=(9, max(3.8, 0.8 + 0.24 * len(by_method))), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     for place, runs in enumerate(by_method.values()):
         color, style = COLORS[place % len(COLORS)], ("-", "--", ":")[place // len(COLORS) % 3]
         length = min(map(len, runs))
-        values = np.array([run[:length] for run in runs])
-        epochs = np.arange(1, length + 1)
+        values, epochs = np.array([run[:length] for run in runs]), np.arange(1, length + 1)
         mean, spread = values.mean(0), values.std(0)
         left.plot(epochs, mean, style, color=color, marker="o" if length == 1 else None)
         left.fill_between(epochs, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
         last = [run[-1] for run in runs]
         right.plot(last, [place] * len(last), "o", color=color, alpha=0.5, markersize=5)
         right.plot([np.mean(last)] * 2, [place - 0.3, place + 0.3], style, color=color, linewidth=2)
-    left.set_xlabel("epoch")
-    left.set_ylabel("test accuracy")
+    left.set(xlabel="epoch", ylabel="test accuracy")
     # The tick labels carry the colors: a legend of twenty lines would hide the curves.
     right.set_yticks(range(len(by_method)), [m.replace("_", "-") for m in by_method])
     for place, label in enumerate(right.get_yticklabels()):
@@ -221,3 +207,104 @@ def plot(by_method: Mapping[str, Sequence[Sequence[float]]], path: Path, title: 
     figure.savefig(drawn, dpi=110, format="png")
     write_atomically(path, drawn.getvalue())
     return path
+
+
+def open_study(folder: Path, name: str, seed: int, pruner: Any = None) -> Any:
+    """The Optuna study in this folder, in a journal file that several processes share."""
+    optuna = require("optuna", "tuning", "tune")
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    make_folder(folder)
+    file = str(folder / "study.log")
+    return optuna.create_study(
+        study_name=name, direction="maximize", load_if_exists=True,
+        storage=JournalStorage(JournalFileBackend(file, lock_obj=JournalFileOpenLock(file))),
+        sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=8, constant_liar=True),
+        pruner=optuna.pruners.NopPruner() if pruner is None else pruner,
+    )  # fmt: skip
+
+
+def trial_score(config: Config, folder: Path, data_dir: Path | None, seeds: int, on_epoch: OnEpoch = None) -> float:
+    """The mean validation accuracy over the last epochs and all seeds."""
+    values = []
+    for run in (config.replace(seed=config.seed + k) for k in range(seeds)):
+        finished_run(run, folder / "runs", data_dir, on_epoch)
+        last = Run(folder / "runs" / run.name).history[-LAST:]
+        values.append(float(np.mean([row["val_accuracy"] for row in last])))
+    return float(np.mean(values))
+
+
+def search_space(
+    config: Config, folder: Path, *, preset: Preset = "default", trials: int = 20, seeds: int = 1,
+    workers: int | None = None, data_dir: Path | None = None, done: Callable[[int], None] = lambda count: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Searches, or continues an interrupted search, until `trials` have finished; returns the best and all of them."""
+    prepared = prepare_run(config, data_dir=data_dir)
+    if prepared.validation is None or not len(prepared.validation):
+        raise InputError("tuning needs a validation part; hold out a share of the noisy data: validation=0.1.")
+    texts: PaperData = "sst2" if "sst" in Path(config.data).name.lower() else "imdb"
+    space = find(config.method).space(preset, "image" if getattr(prepared.train.x, "ndim", 0) == 4 else texts)
+    batch_size = prepared.config.batch_size or 1
+    name = f"{config.method}-{preset}-{config.replace(hyper={}).id[:8]}-{seeds}"
+    study = open_study(folder, name, config.seed)
+    restart_abandoned(study)
+    tried, missing = len(study.trials), max(trials - len(_complete(study)), 0)
+    # The number of the trial seeds a worker's sampler: neither two workers nor two sessions draw alike.
+    jobs = [(config, folder, name, space, preset, batch_size, seeds, data_dir, tried + k) for k in range(missing)]
+    lost = 0
+    for finished in side_by_side(_trial, jobs, workers, lost=lambda *job: False):
+        lost += not finished
+        done(len(_complete(study)))
+    rows = [
+        {"number": t.number, "hyper": space.hyper(t.params, preset, batch_size), "validation": t.value}
+        for t in _complete(study)
+    ]
+    if not rows:
+        raise InputError(f"no trial has finished: {LOST}")
+    rows.sort(key=lambda row: (-row["validation"], row["number"]))
+    known = {"method": config.method, "preset": preset, "seeds": seeds}
+    return known | {"best": rows[0], "trials": rows, "lost": lost}
+
+
+def _trial(
+    config: Config, folder: Path, name: str, space: Space, preset: Preset, batch_size: int, seeds: int,
+    data_dir: Path | None, number: int,
+) -> bool:  # fmt: skip
+    from optuna.trial import TrialState
+
+    study = open_study(folder, name, config.seed + 1000 * (number + 1))
+    restart_abandoned(study, number)  # a killed process may have left a running trial of this number
+    trial = study.ask()
+    trial.set_user_attr("job", number)
+    values = {
+        key: trial.suggest_categorical(key, list(span.values))
+        if isinstance(span, Choice)
+        else trial.suggest_float(key, span.low, span.high, log=span.log)
+        for key, span in space.ranges.items()
+    }
+    hyper = {**config.hyper, **space.hyper(values, preset, batch_size)}
+    try:
+        study.tell(trial, trial_score(config.replace(hyper=hyper), folder, data_dir, seeds))
+    except NotFinite:
+        study.tell(trial, 0.0)  # training diverges with this setting: a bad score, and the search goes on
+    except InputError:
+        study.tell(trial, state=TrialState.FAIL)
+        raise
+    return True
+
+
+def restart_abandoned(study: Any, job: int | None = None) -> None:
+    """Marks running trials whose process has ended (all, or only of one job) as failed, and queues their settings first."""
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if job is None or trial.user_attrs.get("job") == job:
+            study.tell(trial.number, state=TrialState.FAIL)
+            if trial.params:
+                study.enqueue_trial(trial.params)
+
+
+def _complete(study: Any) -> list[Any]:
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state.name == "COMPLETE"]

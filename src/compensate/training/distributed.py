@@ -1,48 +1,40 @@
-r"""Data parallel training in several processes, and `Exchange`, which merges copies of a criterion.
+"""Devices, several processes that train together, and `Exchange`, which merges copies of a criterion.
 
-A global batch is cut in slices, one for each process. Each process runs the model on its slice; the *logits* are gathered, and every
-process evaluates the criterion on the whole batch. Tables, statistics and thresholds then see the same batch as in a single process
-and stay equal everywhere. Only (B, C) logits travel in the forward pass, and the model's gradient in the backward pass.
-
-Two operators, each the other's transpose, are enough:
-
-.. math:: \mathrm{gather}: (u_1, \dots, u_W) \mapsto u, \qquad \mathrm{scatter}: e \mapsto e_r
-
-The gradient of `gather` is the process's own slice, because every process knows the whole loss. The gradient of `scatter` is the gathered
-slices. Inner loops (adversarial training), features read by terms and gradients of gradients follow by the chain rule.
+Each process runs the model on its slice of a global batch. The *logits* are gathered, and every process evaluates the criterion on the
+whole batch: tables, statistics and thresholds see the same batch as in a single process and stay equal everywhere. Two operators,
+each the transpose of the other, are enough: `gather`, whose gradient is the own slice, because every process knows the whole loss, and
+`scatter`, whose gradient is the gathered slices. Inner loops and gradients of gradients follow by the chain rule.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compensate.core.criterion import Compensated
-from compensate.core.layout import HeldRows, holding_rows, keep_alike
-from compensate.core.stages import ModelStages
+from compensate.core.criterion import Compensated, keep_alike
+from compensate.core.layout import HeldRows
+from compensate.core.stages import ModelStages, seeded
 from compensate.core.statistics import Merge, Statistic
 from compensate.core.stores import PARTS, Packed, RowStore, without_zeros
 from compensate.core.tables import Sample, Table
 from compensate.data import Dataset, ranges_of
-from compensate.errors import InputError
+from compensate.data.epochs import Rows
+from compensate.errors import InputError, nearest
 from compensate.methods.registry import Need
 
 
 class Processes:
-    """The processes of a run.
+    """The processes of a run: their number, the rank of this one, and the process group of batches.
 
-    Args:
-        size: their number.
-        rank: the number of this one.
-        group: process group of batches. Gradients of the model use the default group.
+    Gradients of the model use the default group.
 
     >>> Processes(3, rank=1).bounds(7)
     [(0, 3), (3, 5), (5, 7)]
@@ -73,13 +65,12 @@ class Processes:
     def bounds(self, n: int) -> list[tuple[int, int]]:
         """Begin and end of each process's slice of n samples; sizes differ by at most one."""
         sizes = [n // self.size + (r < n % self.size) for r in range(self.size)]
-        ends = np.cumsum(sizes).tolist()
-        return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        return list(pairwise(np.cumsum([0, *sizes]).tolist()))
 
-    def slice(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """This process's slice of the rows of a global batch."""
-        begin, end = self.bounds(len(rows))[self.rank]
-        return rows[begin:end]
+    def slice(self, whole: Any) -> Any:
+        """This process's slice of a global batch."""
+        begin, end = self.bounds(len(whole))[self.rank]
+        return whole[begin:end]
 
     def gather(self, local: Tensor, n: int) -> Tensor:
         """(n, ...) the whole batch from all slices, with gradients to the own slice."""
@@ -98,13 +89,14 @@ class Processes:
             dist.all_reduce(value, group=self.group)
         return value
 
-    def collect(self, values: Tensor) -> list[Tensor]:
-        """The values of each process, of any length, in all processes."""
+    def collect(self, values: Tensor, counts: list[int] | None = None) -> list[Tensor]:
+        """The values of each process, of any length, in all processes; `counts` are their lengths if known."""
         if self.size == 1:
             return [values]
-        lengths = torch.zeros(self.size, dtype=torch.long, device=values.device)
-        lengths[self.rank] = len(values)
-        counts = self.sum(lengths).tolist()
+        if counts is None:
+            lengths = torch.zeros(self.size, dtype=torch.long, device=values.device)
+            lengths[self.rank] = len(values)
+            counts = self.sum(lengths).tolist()
         # Not every backend supports int16.
         kind = torch.int32 if values.dtype == torch.int16 else values.dtype
         padded = values.new_zeros(max(counts), *values.shape[1:], dtype=kind)
@@ -112,14 +104,6 @@ class Processes:
         parts = [torch.empty_like(padded) for _ in counts]
         dist.all_gather(parts, padded, group=self.group)
         return [part[:count].to(values.dtype) for part, count in zip(parts, counts, strict=True)]
-
-    def gather_to_main(self, own: Any) -> list[Any] | None:
-        """The objects of all processes in the main one; None in the others."""
-        if self.size == 1:
-            return [own]
-        objects = [None] * self.size if self.main else None
-        dist.gather_object(own, objects, 0, group=self.group)
-        return objects
 
     def broadcast(self, tensors: Iterator[Tensor]) -> None:
         """Copies the main process's values to all processes."""
@@ -133,16 +117,48 @@ class Processes:
             dist.barrier(group=self.group)
 
 
+class Hardware:
+    """A device (None for this process's graphics card, if any), a precision and the processes that share a batch.
+
+    >>> Hardware("cpu", "fp16")
+    Traceback (most recent call last):
+    compensate.errors.InputError: fp16 needs a CUDA device, and this one is cpu. Use precision="bf16" or "no".
+    """
+
+    def __init__(
+        self, device: torch.device | str | None = "cpu", precision: str = "no", processes: Processes | None = None
+    ) -> None:
+        if device is None:
+            device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+        self.device, self.processes = torch.device(device), Processes() if processes is None else processes
+        kinds = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+        if precision not in kinds:
+            raise InputError(f'precision is "{precision}"; {nearest(precision, list(kinds))}')
+        if precision == "fp16" and self.device.type != "cuda":
+            raise InputError(f'fp16 needs a CUDA device, and this one is {self.device}. Use precision="bf16" or "no".')
+        self.dtype = kinds[precision]
+        # Scales gradients into the range of fp16, and skips steps that overflow; otherwise it changes nothing.
+        self.scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
+
+
+def move(x: Any, device: torch.device | str) -> Any:
+    """Moves tensors to the device, also inside tuples, lists and mappings; other values are returned unchanged.
+
+    >>> move((torch.ones(1), "a"), "meta")
+    (tensor(..., device='meta', size=(1,)), 'a')
+    """
+    if isinstance(x, Tensor):
+        return x.to(device)
+    if isinstance(x, tuple | list):
+        return type(x)(move(part, device) for part in x)
+    return {name: move(part, device) for name, part in x.items()} if isinstance(x, Mapping) else x
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, processes: Processes, n: int) -> Tensor:
         ctx.processes = processes
-        bounds = processes.bounds(n)
-        padded = local.new_zeros(max(end - begin for begin, end in bounds), *local.shape[1:])  # slices of one size
-        padded[: len(local)] = local
-        parts = [torch.empty_like(padded) for _ in bounds]
-        dist.all_gather(parts, padded, group=processes.group)
-        return torch.cat([part[: end - begin] for part, (begin, end) in zip(parts, bounds, strict=True)])
+        return torch.cat(processes.collect(local, [end - begin for begin, end in processes.bounds(n)]))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -153,44 +169,31 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, processes: Processes) -> Tensor:
         ctx.processes, ctx.n = processes, len(whole)
-        begin, end = processes.bounds(len(whole))[processes.rank]
-        return whole[begin:end].clone()
+        return processes.slice(whole).clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.processes.gather(grad.contiguous(), ctx.n), None
 
 
-class _Share(torch.autograd.Function):
-    """A weight that terms read: every process computes its whole gradient, and the mean over processes counts it once."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, size: int) -> Tensor:
-        ctx.size = size
-        return weight.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad / ctx.size, None
+def divided_gradient(value: Tensor, divisor: float) -> Tensor:
+    """The value, with its gradient divided."""
+    copy = value.clone()
+    if copy.requires_grad:
+        copy.register_hook(lambda grad: grad / divisor)
+    return copy
 
 
-@contextmanager
-def own_random_numbers(rank: int) -> Iterator[None]:
+def own_random_numbers(rank: int) -> AbstractContextManager[None]:
     """A context in which each process draws other random numbers; afterwards all generators are equal again."""
-    seed = int(torch.randint(2**62, ()).item())
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed + rank)
-        yield
+    seed = int(torch.randint(2**62, ()).item()) + rank
+    return seeded(seed, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 class GatheredModel(nn.Module):
-    """The model as the criterion sees it: it computes the own slice of a batch and returns the whole batch.
+    """The model as the criterion sees it: it computes the own slice of a batch of `n` samples and returns the whole batch.
 
-    Args:
-        model: the model.
-        processes: the processes that share the batch.
-        given: whether inputs are the whole batch, as terms on features need them, or the own slice.
+    Inputs are the whole batch if `given`, as terms on features need them, else the own slice.
     """
 
     def __init__(self, model: nn.Module, processes: Processes, *, given: bool) -> None:
@@ -198,19 +201,15 @@ class GatheredModel(nn.Module):
         self.model, self.processes, self.given = model, processes, given
         self.n = 0
 
-    def expect(self, n: int) -> None:
-        """Sets the size of the next global batch."""
-        self.n = n
-
-    def run_slice(self, stage: Callable[[Any], Tensor], x: Any, *, whole: bool | None = None) -> Tensor:
-        """The gathered output of a stage that runs on the own slice of `x`."""
+    def run_slice(self, stage: Callable[[Any], Tensor], x: Any, *, whole: bool) -> Tensor:
+        """The gathered output of a stage that runs on the own slice; `whole` if `x` is the whole batch."""
         with own_random_numbers(self.processes.rank):
-            part = stage(self.processes.scatter(x) if (self.given if whole is None else whole) else x)
+            part = stage(self.processes.scatter(x) if whole else x)
         return self.processes.gather(part, self.n)
 
     def forward(self, x: Any) -> Tensor:
         """(B, C) logits of the whole batch."""
-        return self.run_slice(self.model, x)
+        return self.run_slice(self.model, x, whole=self.given)
 
 
 class GatheredStages(GatheredModel):
@@ -218,60 +217,45 @@ class GatheredStages(GatheredModel):
 
     def __init__(self, model: nn.Module, processes: Processes, *, given: bool) -> None:
         super().__init__(model, processes, given=given)
-        self.stages = [ModelStages.of(model)]  # in a list: its layers must not be registered a second time
-        if self.stages[0].padding is not None:
-            self.padding = self.stages[0].padding
+        self.stages: list[Any] = [ModelStages.of(model)]  # in a list: its layers must not be registered a second time
+        self.padding, self.head = self.stages[0].padding, _Head(self)
 
     def embed(self, x: Any) -> Any:
         """The input that feature compensation is added to: of the whole batch if `given`, else of the slice."""
         embed = self.stages[0].embed
-        if embed is None:
-            return x
-        if not self.given:
-            return embed(x)
+        if embed is None or not self.given:
+            return x if embed is None else embed(x)
         e = embed(self.processes.scatter(x))
         # A stage without weights is cheaper to run on the whole batch than to gather.
         return self.processes.gather(e, self.n) if e.requires_grad else embed(x)
 
     def features(self, e: Any) -> Tensor:
         """(B, D) features of the whole batch."""
-        stage = self.stages[0].features
-        assert stage is not None
-        return self.run_slice(stage, e)
-
-    @property
-    def head(self) -> _Head:
-        """The classifier."""
-        return _Head(self)
-
-    def forward(self, x: Any) -> Tensor:
-        """(B, C) logits of the whole batch."""
-        return self.head(self.features(self.embed(x)))
+        return self.run_slice(self.stages[0].features, e, whole=self.given)
 
 
 class _Head:
-    """The classifier layer for terms: it maps features of the whole batch to logits, and its weights can be read."""
+    """The classifier layer for terms: it maps features of the whole batch to logits, and its weights can be read.
+
+    Every process computes the whole gradient of such a weight, and the mean over processes counts it once.
+    """
 
     def __init__(self, owner: GatheredStages) -> None:
         self._owner, self._layer = owner, owner.stages[0].head
 
     def __call__(self, z: Tensor) -> Tensor:
-        assert self._layer is not None
         return self._owner.run_slice(self._layer, z, whole=True)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._layer, name)
-        if isinstance(value, Tensor) and value.requires_grad:
-            return _Share.apply(value, self._owner.processes.size)  # type: ignore[no-untyped-call]
-        return value
+        return divided_gradient(value, self._owner.processes.size) if isinstance(value, Tensor) else value
 
 
 def together(*tensors: Tensor, group: Any = None) -> tuple[Tensor, ...]:
     """The whole batch from the slices of all processes, for a custom training loop under DDP.
 
-    ``loss = criterion(*together(model(x), target, index))`` equals ``criterion(model(x), target, index)`` in one process: tables,
-    statistics and thresholds see the global batch and stay equal everywhere. All slices need the same size. Gradients are scaled:
-    their mean over processes, which DDP takes, is the gradient of the whole batch. A single process gets its tensors back.
+    ``loss = criterion(*together(model(x), target, index))`` equals ``criterion(model(x), target, index)`` in one process. All slices
+    need the same size. Gradients are scaled: their mean over processes, which DDP takes, is the gradient of the whole batch.
 
     >>> u, y = torch.randn(2, 3), torch.tensor([0, 1])
     >>> [tuple(t.shape) for t in together(u, y)]      # one process: the batch as it is
@@ -281,10 +265,7 @@ def together(*tensors: Tensor, group: Any = None) -> tuple[Tensor, ...]:
         return tensors
     processes = Processes(dist.get_world_size(), dist.get_rank(), group)
     whole = (processes.gather(t, len(t) * processes.size) for t in tensors)
-    return tuple(
-        _Share.apply(t, 1 / processes.size) if t.requires_grad else t  # type: ignore[no-untyped-call]
-        for t in whole
-    )
+    return tuple(divided_gradient(t, 1 / processes.size) for t in whole)
 
 
 @final
@@ -297,16 +278,13 @@ class Exchange:
     .. math:: b \leftarrow b + \sum_r (b_r - b) \text{ (sum)}, \qquad b \leftarrow b + \frac1W \sum_r (b_r - b)
               \text{ (mean)}, \qquad b[k] \leftarrow b_r[k] \text{ where } b_r[k] \ne b[k] \text{ (rows)}
 
-    Only the changed rows of tables per sample travel. This is exact if no two processes visit the same sample between exchanges,
-    and if the method reads only the rows of its own samples until then; `together` and `fit` need neither.
+    This is exact if no two processes visit the same sample between exchanges, and if the method reads only the rows of its own
+    samples until then; `together` and `fit` need neither.
 
     Args:
-        criterion: equal in all processes at this moment.
+        criterion: equal in all processes at this moment; call ``exchange()`` before it is stored.
         processes: the launched processes by default.
         rows: whether rows of samples are sent; false if each process holds only the rows of its own samples.
-
-    Usage: ``exchange = Exchange(criterion)``; after each epoch ``exchange.end_epoch()`` instead of
-    ``criterion.end_epoch()``; before a checkpoint ``exchange()``.
 
     >>> from compensate import methods
     >>> criterion = methods.logcomp(num_samples=10, num_classes=2)
@@ -323,41 +301,35 @@ class Exchange:
             for store in self._stores():
                 store.watch()
 
+    @torch.no_grad()
     def __call__(self) -> None:
         """Merges all copies."""
-        if self.processes.size > 1:
-            for name, buffer, merge in self._parts():
-                self._merge(buffer, self._before[name], merge)
-            for store in self._stores():
-                self._send_rows(store)
-            self._before = self._copies()
+        processes = self.processes
+        if processes.size == 1:
+            return
+        for name, now, merge in self._parts():
+            before = self._before[name]
+            if merge == "rows":
+                differs = now != before
+                keys = (differs.flatten(1).any(1) if differs.ndim > 1 else differs).nonzero()[:, 0]
+                for theirs, rows in zip(processes.collect(keys), processes.collect(now[keys]), strict=True):
+                    now[theirs] = rows
+            else:
+                change = processes.sum(now - before)
+                now.copy_(before + (change if merge == "sum" else change / processes.size))
+        for store in self._stores():  # only rows that changed travel, without their zeros
+            parts = {name: processes.collect(part) for name, part in store.pack(store.changed()).tensors().items()}
+            for rank in range(processes.size):
+                if rank != processes.rank:
+                    store.put(Packed.from_tensors({name: part[rank] for name, part in parts.items()}))
+            store.changed()  # forget the rows that came from others
+        self._before = self._copies()
 
     def end_epoch(self) -> None:
         """Merges all copies and ends the epoch of the criterion."""
         self()
         self.criterion.end_epoch()
         self._before = self._copies()
-
-    @torch.no_grad()
-    def _merge(self, now: Tensor, before: Tensor, merge: Merge) -> None:
-        if merge != "rows":
-            change = self.processes.sum(now - before)
-            now.copy_(before + (change if merge == "sum" else change / self.processes.size))
-            return
-        differs = now != before
-        keys = (differs.flatten(1).any(1) if differs.ndim > 1 else differs).nonzero()[:, 0]
-        all_keys, all_rows = self.processes.collect(keys), self.processes.collect(now[keys])
-        for theirs, rows in zip(all_keys, all_rows, strict=True):
-            now[theirs] = rows
-
-    def _send_rows(self, store: RowStore) -> None:
-        """Exchanges rows of a store that changed since the last exchange, without their zeros."""
-        mine = store.pack(store.changed()).tensors()
-        theirs = {name: self.processes.collect(part) for name, part in mine.items()}
-        for rank in range(self.processes.size):
-            if rank != self.processes.rank:
-                store.put(Packed.from_tensors({name: parts[rank] for name, parts in theirs.items()}))
-        store.changed()  # forget the rows that came from others
 
     def _parts(self) -> Iterator[tuple[str, Tensor, Merge]]:
         """Name, value and merge of everything that may differ between processes."""
@@ -380,8 +352,6 @@ class Exchange:
         return {name: value.detach().clone() for name, value, _ in self._parts()}
 
 
-Rows = NDArray[np.int64]
-
 INSTEAD = (
     'leave out order="ranges" (and backend="ray"): torchrun --nproc-per-node N -m compensate train ... trains every method in several '
     "processes, which hold all rows each."
@@ -389,12 +359,7 @@ INSTEAD = (
 
 
 class Ranges:
-    """The range of samples that this process owns.
-
-    Args:
-        data: the training data.
-        batch_size: size of the global batch.
-        processes: the processes that share it.
+    """The range of the training samples that this process owns, for global batches of this size.
 
     >>> data = Dataset(np.zeros((8, 2)), np.zeros(8, int), ("a",))
     >>> Ranges(data, 4, Processes(2, rank=1)).held
@@ -414,23 +379,10 @@ class Ranges:
         last = end == whole * count  # the last process also owns the samples after the last whole range
         self.held = HeldRows(int(ranked[begin]) if begin else 0, data.rows if last else int(ranked[end]), data.rows)
 
-    def holding(self) -> AbstractContextManager[None]:
-        """A context in which a new criterion holds the rows of this range."""
-        return holding_rows(self.held)
-
     def own(self, rows: Rows, index: Rows) -> Rows:
         """The rows whose samples are in the range; `index` (N,) maps rows to samples."""
         samples = index[rows]
         return rows[(samples >= self.held.first) & (samples < self.held.last)]
-
-    def gather(self, values: Tensor) -> Tensor:
-        """The values of the samples of all slices."""
-        return torch.cat(self.processes.collect(values))
-
-    def share(self, own: Tensor | int) -> float:
-        """The share of this process in a sum over all processes."""
-        mine = torch.as_tensor(own, dtype=torch.float64).detach().cpu()
-        return float(mine / self.processes.sum(mine.clone()))
 
     def whole_state(self, criterion: Compensated) -> dict[str, Tensor]:
         """The state of the criterion with the rows of all processes in the main one, and with the own rows in the others."""
@@ -444,8 +396,12 @@ class Ranges:
                 rows = packed.tensors()
                 rows["rows"] = rows["rows"] + module.first_row
             mine |= {prefix + name: value for name, value in rows.items()}
-        parts = self.processes.gather_to_main(mine)
-        return state | (mine if parts is None else {name: torch.cat([part[name] for part in parts]) for name in mine})
+        parts: list[Any] = [mine] * self.processes.size
+        if len(parts) > 1:
+            dist.gather_object(mine, parts if self.processes.main else None, 0, group=self.processes.group)
+        if not self.processes.main:
+            return state | mine
+        return state | {name: torch.cat([part[name] for part in parts]) for name in mine}
 
     def part_of_state(self, criterion: Compensated, whole: dict[str, Tensor]) -> dict[str, Tensor]:
         """The part of the state of all samples that this process holds."""
@@ -460,9 +416,8 @@ class Ranges:
                 kept = {"rows": packed["rows"][inside] - held.start, "counts": packed["counts"][inside]}
                 kept |= {name: packed[name][entries] for name in ("columns", "values")}
                 state |= {prefix + name: value for name, value in kept.items()}
-            elif isinstance(module, Sample):
-                state[f"{prefix}weight"] = state[f"{prefix}weight"][held].clone()
             else:
+                names = ["weight"] if isinstance(module, Sample) else names
                 state |= {prefix + name: state[prefix + name][held].clone() for name in names}
         return state
 
@@ -479,25 +434,20 @@ def _by_sample(criterion: Compensated) -> Iterator[tuple[str, Sample | Statistic
 
 def check_ranges(criterion: Compensated, needs: Collection[Need], name: str) -> None:
     """Raises for a method whose result changes if each process evaluates its own slice of a batch."""
-    obstacle = "takes a meta step on the whole batch" if "clean" in needs else None
+    obstacles = ["takes a meta step on the whole batch"] if "clean" in needs else []
     for module in criterion.modules():
-        obstacle = obstacle or _obstacle(module)
-    if obstacle:
+        kind = type(module).__name__
+        if getattr(module, "whole_batch", False):
+            obstacles.append(f"has a term, {kind}, that compares the samples of a batch")
+        elif isinstance(module, Table) and not isinstance(module, Sample):
+            obstacles.append(f"learns a {kind} table, whose rows belong to no process")
+        elif isinstance(module, Statistic):
+            merges = {*module.merges.values()}
+            if module.rolls and {"rows", "same"} <= merges:
+                obstacles.append(f"reads {kind}, which is computed after each epoch from the rows of all samples")
+            elif "mean" in merges or ("sum" in merges and module.observes == "logits"):
+                obstacles.append(f"reads {kind}, which has to see the whole batch at once")
+    if obstacles:
         raise InputError(
-            f"{name} {obstacle}, and its batches cannot be cut among processes by ranges of samples; {INSTEAD}"
+            f"{name} {obstacles[0]}, and its batches cannot be cut among processes by ranges of samples; {INSTEAD}"
         )
-
-
-def _obstacle(module: nn.Module) -> str | None:
-    kind = type(module).__name__
-    if getattr(module, "whole_batch", False):
-        return f"has a term, {kind}, that compares the samples of a batch"
-    if isinstance(module, Table) and not isinstance(module, Sample):
-        return f"learns a {kind} table, whose rows belong to no process"
-    if isinstance(module, Statistic):
-        merges = {*module.merges.values()}
-        if module.rolls and {"rows", "same"} <= merges:
-            return f"reads {kind}, which is computed after each epoch from the rows of all samples"
-        if "mean" in merges or ("sum" in merges and module.observes == "logits"):
-            return f"reads {kind}, which has to see the whole batch at once"
-    return None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +17,11 @@ from compensate.data import Dataset, Ragged, draws, gather
 from compensate.data.dataset import generator
 from compensate.data.epochs import POOL, Augment
 from compensate.errors import InputError
-from compensate.training.distributed import Processes
-from compensate.training.hardware import move
+from compensate.training.distributed import Processes, move
 
 Rows = NDArray[np.int64]
 Inputs = Callable[[Rows, int | None], Any]
-"""`batch(rows, epoch)` gives the model's input for these rows, on the CPU; `epoch` is None in evaluation, without augmentation.
-The result depends only on the arguments, as resumed runs require."""
+"""`batch(rows, epoch)` gives the model's input for these rows, on the CPU; `epoch` is None in evaluation, without augmentation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +33,7 @@ class Samples:
         labels: (N,) class numbers, or (N, C) of 0 and 1 for samples with several labels.
         num_classes: the number of classes; further outputs of a model are ignored.
         index: (N,) the row of each sample in the tables of a criterion; 0 to N - 1 by default.
-        weight: (N,) factors of the losses.
-        lengths: (N,) lengths of sequences, to reduce padding in evaluation.
+        weight, lengths: (N,) factors of the losses, and lengths of sequences, to reduce padding.
 
     >>> samples = Samples.of_arrays(np.eye(3, dtype=np.float32), [0, 1, 0], num_classes=2)
     >>> len(samples), samples.batch(np.array([1]), None)
@@ -69,8 +63,14 @@ class Samples:
     @classmethod
     def of(cls, data: Dataset, *, augment: Augment | None = None, seed: int = 0) -> Samples:
         """The samples of a data set; `augment` applies to training batches."""
+
+        def batch(rows: Rows, epoch: int | None) -> Tensor:
+            if augment is None or epoch is None:
+                return gather(data, rows)[0]
+            return gather(data, rows, augment=augment, drawn=draws(data, seed=seed, epoch=epoch))[0]
+
         lengths = data.x.lengths if isinstance(data.x, Ragged) else None
-        return cls(_Gathered(data, augment, seed), data.target, data.num_classes, data.index, None, lengths)
+        return cls(batch, data.target, data.num_classes, data.index, None, lengths)
 
     @classmethod
     def of_arrays(cls, x: Any, labels: Any, *, num_classes: int) -> Samples:
@@ -78,13 +78,13 @@ class Samples:
         rows = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
         if len(rows) != len(labels):
             raise InputError(f"there are {len(rows)} inputs and {len(labels)} labels; expected one label a sample.")
-        return cls(partial(_indexed, rows), np.asarray(labels), num_classes)
+        return cls(lambda some, _: rows[torch.from_numpy(some)], np.asarray(labels), num_classes)
 
     def subset(self, rows: Rows) -> Samples:
         """The samples at these rows."""
         arrays = {name: getattr(self, name) for name in ("labels", "index", "weight", "lengths")}
         parts = {name: values[rows] for name, values in arrays.items() if values is not None}
-        return replace(self, batch=partial(_subset, self.batch, rows), **parts)
+        return replace(self, batch=lambda some, epoch: self.batch(rows[some], epoch), **parts)
 
     def portions(self, size: int) -> list[Rows]:
         """All rows in batches for evaluation; sequences are sorted by length."""
@@ -92,37 +92,10 @@ class Samples:
         return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
-@dataclass(eq=False)
-class _Gathered:
-    """Inputs of a data set. The random numbers of the last epoch, which are drawn for all samples at once, are kept."""
-
-    data: Dataset
-    augment: Augment | None
-    seed: int
-    drawn: tuple[int, NDArray[np.float64]] | None = None
-
-    def __call__(self, rows: Rows, epoch: int | None) -> Tensor:
-        if self.augment is None or epoch is None:
-            return gather(self.data, rows)[0]
-        if self.drawn is None or self.drawn[0] != epoch:
-            self.drawn = epoch, draws(self.data, seed=self.seed, epoch=epoch)
-        return gather(self.data, rows, augment=self.augment, drawn=self.drawn[1])[0]
-
-
-def _indexed(x: Tensor, rows: Rows, epoch: int | None) -> Tensor:
-    return x[torch.from_numpy(rows)]
-
-
-def _subset(batch: Inputs, subset: Rows, rows: Rows, epoch: int | None) -> Any:
-    return batch(subset[rows], epoch)
-
-
 def even_batches(
     n: int, batch_size: int, *, seed: int, epoch: int, lengths: NDArray[np.int64] | None = None
 ) -> list[Rows]:
-    """Batches of nearly equal size in random order. (A last batch of one sample would break batch normalization.)
-
-    Sequences with `lengths` are sorted by length within pools of batches, which reduces padding.
+    """Batches of nearly equal size in random order; sequences with `lengths` are sorted by length within pools of batches.
 
     >>> [len(rows) for rows in even_batches(9, 4, seed=0, epoch=0)]
     [3, 3, 3]
@@ -142,42 +115,34 @@ BATCH = 256
 """Batch size of evaluation."""
 
 
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """A context with the model in evaluation mode and without gradients."""
+def outputs(
+    model: nn.Module, samples: Samples, device: torch.device | str, processes: Processes | None, batch_size: int
+) -> Iterator[tuple[Rows, Tensor]]:
+    """Rows and their logits (B, C), batch by batch, without outputs beyond the classes; several processes share the batches."""
+    processes = Processes() if processes is None else processes
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            yield
+            for rows in samples.portions(batch_size)[processes.rank :: processes.size]:
+                yield rows, full_precision(model(move(samples.batch(rows, None), device))[:, : samples.num_classes])
     finally:
         model.train(was_training)
 
 
-def outputs(
-    model: nn.Module,
-    samples: Samples,
-    device: torch.device | str = "cpu",
-    processes: Processes | None = None,
-    batch_size: int = BATCH,
-) -> Iterator[tuple[Rows, Tensor]]:
-    """Rows and their logits (B, C), batch by batch; several processes share the batches.
+def evaluate(
+    model: nn.Module, data: Dataset | Samples, *, device: torch.device | str = "cpu", processes: Processes | None = None
+) -> dict[str, float]:
+    """Weighted accuracy and mean cross-entropy of the model on all samples with a label; several processes share the work.
 
-    Outputs beyond the classes, such as abstention, are left out.
+    >>> from compensate.data import digits
+    >>> from compensate.models import CNN
+    >>> sorted(evaluate(CNN(10), digits().subset(np.arange(100))))
+    ['accuracy', 'loss']
     """
-    processes = Processes() if processes is None else processes
-    with evaluation_mode(model):
-        for rows in samples.portions(batch_size)[processes.rank :: processes.size]:
-            u = model(move(samples.batch(rows, None), device))[:, : samples.num_classes]
-            yield rows, full_precision(u)
-
-
-def sums(
-    model: nn.Module, samples: Samples, device: torch.device | str = "cpu", processes: Processes | None = None
-) -> Tensor:
-    """(3,) the number of correct predictions, the summed cross-entropy and the number of samples, weighted."""
+    samples = Samples.of(data.subset(data.labeled)) if isinstance(data, Dataset) else data
     total = torch.zeros(3, dtype=torch.float64, device=device)
-    for rows, u in outputs(model, samples, device, processes):
+    for rows, u in outputs(model, samples, device, processes, BATCH):
         y = torch.from_numpy(samples.labels[rows]).to(device)
         if y.ndim == 1:
             right, losses = u.argmax(-1) == y, F.cross_entropy(u, y, reduction="none")
@@ -188,44 +153,14 @@ def sums(
         weight = weight.to(device, torch.float64)
         loss = losses.sum() if samples.weight is None else weight @ losses.double()
         total += torch.stack([weight @ right.double(), loss.double(), weight.sum()])
-    return total
-
-
-def means_of(total: Tensor) -> dict[str, float]:
-    """Accuracy and mean loss from `sums`."""
-    right, loss, count = total.tolist()
-    return {"accuracy": right / (count or 1), "loss": loss / (count or 1)}
-
-
-def evaluate(model: nn.Module, data: Dataset, *, device: torch.device | str = "cpu") -> dict[str, float]:
-    """Accuracy and mean cross-entropy of the model on all samples with a label.
-
-    >>> from compensate.data import digits
-    >>> from compensate.models import CNN
-    >>> sorted(evaluate(CNN(10), digits().subset(np.arange(100))))
-    ['accuracy', 'loss']
-    """
-    return means_of(sums(model, Samples.of(data.subset(data.labeled)), device))
-
-
-def agreement(
-    model: nn.Module, data: Dataset, which: NDArray[np.bool_], *, device: torch.device | str = "cpu"
-) -> float:
-    """The share of these samples whose given label the model predicts; NaN without samples.
-
-    For wrong training labels this measures memorization.
-    """
-    return evaluate(model, data.subset(which), device=device)["accuracy"] if which.any() else math.nan
+    correct, loss_sum, count = (total if processes is None else processes.sum(total)).tolist()
+    return {"accuracy": correct / (count or 1), "loss": loss_sum / (count or 1)}
 
 
 def predict(
-    model: nn.Module,
-    data: Dataset | Samples,
-    *,
-    device: torch.device | str = "cpu",
-    processes: Processes | None = None,
-    batch_size: int = BATCH,
-) -> Tensor:
+    model: nn.Module, data: Dataset | Samples, *,
+    device: torch.device | str = "cpu", processes: Processes | None = None, batch_size: int = BATCH,
+) -> Tensor:  # fmt: skip
     """(N, C) logits of every sample, in the order of the data. Several processes share the work, and all get the result.
 
     >>> from compensate.data import digits
@@ -234,11 +169,8 @@ def predict(
     torch.Size([5, 10])
     """
     samples = Samples.of(data) if isinstance(data, Dataset) else data
-    logits: Tensor | None = None
+    logits = torch.zeros(len(samples), samples.num_classes)
     for rows, u in outputs(model, samples, device, processes, batch_size):
-        if logits is None:
-            logits = torch.zeros(len(samples), u.shape[-1], dtype=u.dtype)
+        logits = logits.to(u.dtype)
         logits[torch.from_numpy(rows)] = u.cpu()
-    if logits is None:
-        logits = torch.zeros(len(samples), samples.num_classes)
     return logits if processes is None else processes.sum(logits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +13,15 @@ from torch import Tensor, nn
 
 from compensate.core.criterion import Compensated
 from compensate.core.stages import ModelStages
-from compensate.data import (
-    CropFlip,
-    Dataset,
-    Ragged,
-    Splits,
-    Vocabulary,
-    embedding_matrix,
-    encode_texts,
-    find_vectors,
-    gather,
-    load,
-    long_tailed,
-    noise,
-    read_vectors,
-)
+from compensate.data import Dataset, Ragged, Splits, gather, load, long_tailed, noise
 from compensate.data.dataset import generator
+from compensate.data.text import Vocabulary, embedding_matrix, encode_texts, find_vectors, read_vectors
 from compensate.errors import InputError
 from compensate.files import read_array
 from compensate.methods.composition import find
 from compensate.methods.registry import Method
-from compensate.models.registry import build, resolve
-from compensate.terms.margins import CosineHead
+from compensate.models.networks import build, resolve
+from compensate.terms.classes import CosineHead
 from compensate.training import checkpoint
 from compensate.training.config import Config, with_recipe
 from compensate.training.evaluation import predict
@@ -48,14 +34,11 @@ class Prepared:
 
     Attributes:
         config: with the defaults of the model filled in.
-        train: the training samples, noise included.
+        train, validation: with injected noise.
         clean: trusted samples, for methods that need them.
-        validation: held-out samples with the same noise.
-        test: held-out samples without injected noise.
+        test: without injected noise.
         wrong: (N,) true where noise made the label of a training sample wrong.
-        vocabulary, vectors: of texts.
-        own_test: whether the data came with a test part.
-        unlabeled: number of samples without a label, which no part holds.
+        own_test, unlabeled: whether the data came with a test part, and the number of samples without a label, which are left out.
 
     >>> prepared = prepare_run(Config(data="digits", noise="pair:0.2"))
     >>> len(prepared.train) == len(prepared.wrong), round(float(prepared.wrong.mean()), 1)
@@ -83,16 +66,9 @@ class Prepared:
         """The method's entry in `METHODS`."""
         return find(self.config.method)
 
-    @property
-    def augment(self) -> CropFlip | None:
-        """The augmentation of images."""
-        kinds = {"none": None, "crop": CropFlip(flip=False), "crop-flip": CropFlip()}
-        return kinds[self.config.augment or "none"]
-
     def clean_batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of the clean batch for a meta step; each pass over the clean part has a new random order."""
-        assert self.clean is not None
-        assert self.config.batch_size is not None
+        assert self.clean is not None and self.config.batch_size is not None  # noqa: PT018
         n = len(self.clean)
         size = min(self.config.batch_size, n)
         rows = generator(self.config.seed, "clean", step // (n // size)).permutation(n)
@@ -104,35 +80,34 @@ class Prepared:
 def prepare_run(config: Config, data: Splits | Dataset | None = None, data_dir: str | Path | None = None) -> Prepared:
     """Loads, splits, thins out and corrupts the data of a run, in this order, and fills in its configuration.
 
-    The test part and the clean part are taken before the noise. The validation part gets noise of its own, because people
-    with noisy training labels have no better validation labels.
+    The test part and the clean part are taken before the noise. The validation part gets noise of its own.
 
     >>> parts = prepare_run(Config(data="digits"))
     >>> len(parts.train), len(parts.validation), len(parts.test)
     (1132, 126, 539)
     """
-    needs = find(config.method).needs
-    if data is None:
-        options = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in config.data_options.items()))
-        paths = [Path(name).expanduser() for name in (config.data, config.labels) if name is not None]
-        changed = tuple(path.stat().st_mtime_ns for path in paths if path.exists())
-        where = None if data_dir is None else str(data_dir)
-        splits = _load(config.data, where, config.labels, config.labels_key, options, changed)
-    else:
-        splits = load(data, labels=config.labels, labels_key=config.labels_key)
+    options = config.data_options if data is None else {}
+    source = config.data if data is None else data
+    splits = load(source, data_dir, labels=config.labels, labels_key=config.labels_key, **options)
     if splits.train.regression:
-        raise InputError(
-            "training needs classes, and the label of this data is a quantity; choose another label column."
-        )
+        raise InputError("training needs classes, and this label is a quantity; choose another label column.")
     unlabeled = sum(int((~part.labeled).sum()) for part in vars(splits).values() if part is not None)
-    given = config.vectors if _is_text(splits.train) else None
-    vectors = None if given is None else find_vectors(given, data_dir)
-    seed = 0 if config.limit is None else config.seed
-    splits, vocabulary, known = _limit_and_encode(
-        splits, config.limit, config.limit_test, seed, vectors, config.max_length
-    )
-    matrix = None if known is None else embedding_matrix(vocabulary, known, seed=config.seed)
-    config = with_recipe(config, resolve(config.model, splits.train), needs_clean="clean" in needs)
+    labeled: dict[str, Any] = {
+        name: part if part is None or part.labeled.all() else part.subset(part.labeled)
+        for name, part in vars(splits).items()
+    }
+    for name, limit, seed in (("train", config.limit, config.seed), ("test", config.limit_test, 0)):
+        part = labeled[name]
+        if part is not None and limit is not None and limit < len(part):
+            labeled[name] = part.split((share := limit / len(part), 1 - share), seed=seed)[0]
+    own_test, splits = splits.test is not None, Splits(**labeled)
+    vocabulary = matrix = None
+    if not isinstance(splits.train.x, Ragged) and getattr(getattr(splits.train.x, "dtype", None), "kind", "") == "O":
+        known = None if config.vectors is None else read_vectors(find_vectors(config.vectors, data_dir))
+        splits, vocabulary = encode_texts(splits, vectors=known, max_length=config.max_length)
+        matrix = None if known is None else embedding_matrix(vocabulary, known, seed=config.seed)
+    needs_clean = "clean" in find(config.method).needs
+    config = with_recipe(config, resolve(config.model, splits.train), needs_clean=needs_clean)
 
     train, test, validation = splits.train, splits.test, splits.validation
     if test is None and config.test:
@@ -142,9 +117,7 @@ def prepare_run(config: Config, data: Splits | Dataset | None = None, data_dir: 
         try:
             ratio = float(text)
         except ValueError:
-            raise InputError(
-                f'imbalance "{config.imbalance}" has no ratio that can be read; write for example exponential:100.'
-            ) from None
+            raise InputError(f'imbalance is "{config.imbalance}"; write for example exponential:100.') from None
         train = long_tailed(train, ratio, kind, seed=config.seed)
     clean = None
     if config.clean:
@@ -159,42 +132,8 @@ def prepare_run(config: Config, data: Splits | Dataset | None = None, data_dir: 
         train, validation = train.split((1 - config.validation, config.validation), seed=config.seed + 2)
     if len(train) < 2:
         raise InputError(f"{len(train)} samples are left to train on; lower the shares of test, validation and clean.")
-    return Prepared(
-        config, train, clean, validation, test, wrong[train.index], vocabulary, matrix, splits.test is not None, unlabeled
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=1)
-def _load(
-    data: str, data_dir: str | None, labels: str | None, labels_key: str | None, options: Any, changed: Any
-) -> Splits:
-    """Reads data once for all runs of a worker; `changed`, the times of the files, is part of the key."""
-    return load(data, data_dir, labels=labels, labels_key=labels_key, **dict(options))
-
-
-@lru_cache(maxsize=1)
-def _limit_and_encode(
-    splits: Splits, limit: int | None, limit_test: int | None, seed: int, vectors: Path | None, max_length: int | None
-) -> tuple[Splits, Any, Any]:
-    """At most `limit` labeled samples, texts as token ids, their vocabulary and word vectors; kept for the next run of a worker."""
-    train, test, validation = (
-        part if part is None or part.labeled.all() else part.subset(part.labeled)
-        for part in (splits.train, splits.test, splits.validation)
-    )
-    assert train is not None
-    if limit is not None and limit < len(train):
-        train = train.split((share := limit / len(train), 1 - share), seed=seed)[0]
-    if test is not None and limit_test is not None and limit_test < len(test):
-        test = test.split((share := limit_test / len(test), 1 - share), seed=0)[0]
-    splits = Splits(train, test, validation)
-    if not _is_text(train):
-        return splits, None, None
-    known = None if vectors is None else read_vectors(vectors)
-    return *encode_texts(splits, vectors=known, max_length=max_length), known
-
-
-def _is_text(data: Dataset) -> bool:
-    return not isinstance(data.x, Ragged) and getattr(getattr(data.x, "dtype", None), "kind", "") == "O"
+    wrong = wrong[train.index]
+    return Prepared(config, train, clean, validation, test, wrong, vocabulary, matrix, own_test, unlabeled)
 
 
 def _add_noise(data: Dataset, config: Config, seed: int) -> tuple[Dataset, NDArray[np.bool_]]:
@@ -234,12 +173,9 @@ def make_model(prepared: Prepared) -> nn.Module:
 def load_model(folder: str | Path, prepared: Prepared, *, best: bool = False) -> nn.Module:
     """The trained model of a run in evaluation mode, after its last epoch, or after its best one.
 
-    >>> import tempfile
-    >>> from compensate.training import fit
-    >>> folder = tempfile.mkdtemp()
-    >>> result = fit(Config(data="digits", epochs=1), folder=folder)
-    >>> type(load_model(folder, result.prepared)).__name__
-    'CNN'
+    >>> load_model("no/such/folder", prepare_run(Config(data="digits")))  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    compensate.errors.InputError: there is no file
     """
     model = make_model(prepared)
     name = "best.safetensors" if best else "model.safetensors"
@@ -249,12 +185,9 @@ def load_model(folder: str | Path, prepared: Prepared, *, best: bool = False) ->
 
 @torch.no_grad()
 def model_sizes(model: nn.Module, x: Any, *, sequences: bool = False) -> dict[str, Any]:
-    """The model's sizes that methods ask for: the shape of the compensated input, and the number of features.
+    """The sizes that methods ask for, from a small batch: the shape of the compensated input, and the number of features.
 
-    Args:
-        model: the model.
-        x: a small batch.
-        sequences: whether `x` is token ids. All words of a text share a row, with the shape of one word.
+    With `sequences` of token ids, all words of a text share a row, with the shape of one word.
     """
     stages, was_training = ModelStages.of(model), model.training
     model.eval()
@@ -278,12 +211,9 @@ def make_criterion(prepared: Prepared, model: nn.Module, data_dir: str | Path | 
     config, method, data = prepared.config, prepared.method, prepared.train
     x, _, _ = gather(data, np.arange(min(2, len(data))))
     known: dict[str, Any] = {
-        "num_samples": data.rows,
-        "num_classes": data.num_classes,
-        "class_counts": data.class_counts.tolist(),
-        "batch_size": config.batch_size,
-        **model_sizes(model, x, sequences=isinstance(data.x, Ragged)),
-    }
+        "num_samples": data.rows, "num_classes": data.num_classes, "class_counts": data.class_counts.tolist(),
+        "batch_size": config.batch_size, **model_sizes(model, x, sequences=isinstance(data.x, Ragged)),
+    }  # fmt: skip
     if getattr(data.x, "ndim", 0) == 4:
         known["bounds"] = (0.0, 1.0)  # images are pixels in [0, 1]
     if "teacher" in method.needs and (name := method.teacher) not in config.hyper:

@@ -33,7 +33,7 @@ class Run:
     True
     """
 
-    def __init__(self, path: str | Path | None) -> None:
+    def __init__(self, path: str | Path | None = None) -> None:
         self.path = None if path is None else Path(path)
 
     def __truediv__(self, name: str) -> Path:
@@ -42,50 +42,46 @@ class Run:
 
     @contextmanager
     def open(self, description: Mapping[str, Any], processes: Processes, *, resume: bool) -> Iterator[Any]:
-        """Locks the folder and yields the checkpoint to resume from, or None. Every process of the run calls it."""
+        """Locks the folder, writes ``config.json`` and yields the checkpoint to resume from, or None. Every process calls it."""
         if self.path is None or not processes.main:
             processes.wait()  # the main process makes the folder first
             yield checkpoint.latest(self / "checkpoint") if self.path is not None and resume else None
             return
         with locked(make_folder(self.path)):
-            stored = self.begin(description, resume=resume)
+            try:
+                known = json.loads((self / "config.json").read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                known = None
+            except (ValueError, OSError) as error:
+                raise InputError(f"{self.path}/config.json cannot be read ({error}); delete the folder.") from error
+            if known is None:
+                self.write("config.json", description)
+            elif known["id"] != description["id"]:
+                differs = [k for k, v in description["config"].items() if known["config"].get(k) != v] or ["protocol"]
+                raise InputError(
+                    f"{self.path} holds another run: it differs in {', '.join(differs)}. Choose another folder, or delete it."
+                )
+            elif not resume and any((self / n).exists() for n in ("checkpoint", "metrics.jsonl", "result.json")):
+                raise InputError(
+                    f"{self.path} holds this run already. Use resume=True (--resume), or delete the folder."
+                )
+            stored = checkpoint.latest(self / "checkpoint") if resume else None
             processes.wait()
             yield stored
 
-    def begin(self, description: Mapping[str, Any], *, resume: bool) -> dict[str, Any] | None:
-        """Writes ``config.json`` unless the folder has the same run; returns the checkpoint to resume from, if asked for."""
-        if self.path is None:
-            return None
-        try:
-            known = json.loads((self / "config.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            known = None
-        except (ValueError, OSError) as error:
-            raise InputError(f"{self.path}/config.json cannot be read ({error}); delete the folder.") from error
-        if known is not None and known["id"] != description["id"]:
-            differs = [k for k, v in description["config"].items() if known["config"].get(k) != v] or ["protocol"]
-            raise InputError(
-                f"{self.path} holds another run: it differs in {', '.join(differs)}. Choose another folder, or delete it."
-            )
-        started = any((self / name).exists() for name in ("checkpoint", "metrics.jsonl", "result.json"))
-        if known is not None and not resume and started:
-            raise InputError(
-                f"{self.path} holds this run already. Go on with resume=True (--resume), or delete the folder."
-            )
-        make_folder(self.path)
-        if known is None:
-            self.write("config.json", description)
-        return checkpoint.latest(self / "checkpoint") if resume else None
-
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a JSON file atomically."""
-        if self.path is not None:
-            write_atomically(self / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+        write_atomically(self / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
     def log(self, history: Sequence[Mapping[str, Any]]) -> None:
         """Writes the metrics of all epochs. The whole file is rewritten: a resumed run repeats no line."""
-        if self.path is not None:
-            write_atomically(self / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history).encode())
+        write_atomically(self / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history).encode())
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """The metrics of all finished epochs, from ``metrics.jsonl``."""
+        path = self / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -108,12 +104,9 @@ def versions() -> dict[str, str]:
 def load_config(folder: str | Path) -> Config:
     """The configuration of the run in this folder, without defaults filled in.
 
-    >>> import tempfile
-    >>> from compensate.training import fit
-    >>> folder = tempfile.mkdtemp()
-    >>> _ = fit(Config(data="digits", epochs=1), folder=folder)
-    >>> load_config(folder).epochs
-    1
+    >>> load_config("no/such/folder")
+    Traceback (most recent call last):
+    compensate.errors.InputError: no/such/folder is not the folder of a run: it has no config.json.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():
@@ -123,18 +116,9 @@ def load_config(folder: str | Path) -> Config:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Locks a folder against other processes; raises if one trains there.
+    """Locks a folder while this process lives; raises if another one, which ``process.json`` names, trains there.
 
-    The system releases the lock when the process ends. ``process.json`` names the owner for the error message. On a file system
-    without locks this does nothing.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> with locked(folder):
-    ...     (folder / OWNER).exists()
-    True
-    >>> (folder / OWNER).exists()
-    False
+    On a file system without locks this does nothing.
     """
     lock = FileLock(folder / LOCK)
     try:
@@ -148,9 +132,7 @@ def locked(folder: Path) -> Iterator[None]:
             owner = f"process {known['pid']} on {known['host']}"
         except (OSError, ValueError, KeyError, TypeError):
             owner = "another process"
-        raise InputError(
-            f"{folder} is in use: {owner} trains in it. Wait until it ends, or choose another folder."
-        ) from None
+        raise InputError(f"{folder} is in use: {owner} trains in it. Wait, or choose another folder.") from None
     except OSError as error:
         with writing(folder):
             raise error

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from compensate.core.batch import Batch
-from compensate.errors import InputError
+from compensate.errors import InputError, NotFinite
 from compensate.training import checkpoint
-from compensate.training.distributed import Exchange
-from compensate.training.evaluation import Rows, Samples, means_of, sums
-from compensate.training.hardware import move
+from compensate.training.distributed import Exchange, move
+from compensate.training.evaluation import Rows, Samples, evaluate
 from compensate.training.run import Run
-from compensate.training.step import Learner, TrainingBatch
+from compensate.training.step import Learner
 
 SECONDS = 60.0
 """Seconds between checkpoints, unless a number of steps is given."""
@@ -52,22 +51,24 @@ class Position:
     history: list[Metrics] = field(default_factory=list)
 
 
+def by_accuracy(row: Metrics) -> float:
+    """Validation accuracy, else test accuracy, else training accuracy."""
+    return next(row[name] for name in ("val_accuracy", "test_accuracy", "train_accuracy") if name in row)
+
+
 @dataclass(frozen=True)
 class EarlyStopping:
     """Selects the best epoch, and stops after `patience` epochs without a better one.
 
-    Attributes:
-        score: maps an epoch's metrics to a score; larger is better.
-        patience: number of epochs to wait; None never stops.
-        tolerance: gains up to this size do not count.
+    The score of an epoch's metrics is larger for a better one, and gains up to `tolerance` do not count.
 
-    >>> stopping = EarlyStopping(lambda row: row["val_accuracy"], patience=2)
+    >>> stopping = EarlyStopping(patience=2)
     >>> history = [{"val_accuracy": a} for a in (0.5, 0.7, 0.7, 0.6)]
     >>> stopping.best(history), stopping.stops(history)
     (1, True)
     """
 
-    score: Callable[[Metrics], float]
+    score: Callable[[Metrics], float] = by_accuracy
     patience: int | None = None
     tolerance: float = 0.0
 
@@ -86,32 +87,21 @@ class EarlyStopping:
         return len(history) - 1 - self.best(history) >= self.patience
 
 
-def by_accuracy(row: Metrics) -> float:
-    """Validation accuracy, else test accuracy, else training accuracy.
-
-    >>> by_accuracy({"val_accuracy": 0.5, "test_accuracy": 0.7})
-    0.5
-    """
-    return next(row[name] for name in ("val_accuracy", "test_accuracy", "train_accuracy") if name in row)
-
-
+@dataclass(eq=False)
 class Trainer:
     """Trains a `Learner` for some epochs.
 
-    Args:
-        learner: model, criterion and optimizer.
-        samples: the training samples.
-        epochs: number of passes over them.
-        order: maps an epoch to its batches, as rows of `samples`.
+    Attributes:
+        learner, samples, epochs: model, criterion and optimizer, the training samples, and the number of passes over them.
+        order: maps an epoch to its global batches, as rows of `samples`.
         rate: maps the number of a step and of all steps to the learning rate.
         accumulate: number of batches per optimizer step.
         held_out: samples for evaluation after each epoch, by the prefix of their metrics.
         clean: maps a step to a trusted batch ``(x, target)``, for methods with a meta step.
         stopping: selection of the best epoch, and early stopping.
-        run: folder for metrics, checkpoints and the best weights; nothing is written without one.
+        folder: for metrics, checkpoints and the best weights; nothing is written without a path.
         begun: start of the run, by the monotonic clock.
-        on_step: called with the batch of every step.
-        on_epoch: called with the metrics of every epoch, and whether it is the best until now.
+        on_step, on_epoch: called with the batch of every step, and with an epoch's metrics and whether it is the best so far.
 
     >>> from compensate import methods
     >>> from compensate.training.evaluation import even_batches
@@ -127,38 +117,31 @@ class Trainer:
     ['compensated', 'epoch', 'lr', 'train_accuracy', 'train_loss']
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        samples: Samples,
-        *,
-        epochs: int,
-        order: Callable[[int], Sequence[Rows]],
-        rate: Callable[[int, int], float],
-        accumulate: int = 1,
-        held_out: Mapping[str, Samples] | None = None,
-        clean: Callable[[int], tuple[Any, Tensor]] | None = None,
-        stopping: EarlyStopping | None = None,
-        run: Run | None = None,
-        begun: float | None = None,
-        on_step: Callable[[Batch], None] | None = None,
-        on_epoch: Callable[[Metrics, bool], None] | None = None,
-    ) -> None:
-        self.learner, self.samples, self.epochs, self.accumulate = learner, samples, epochs, accumulate
-        self.held_out, self.clean = dict(held_out or {}), clean if learner.meta else None
-        self.stopping = EarlyStopping(by_accuracy) if stopping is None else stopping
-        self.run_folder = Run(None) if run is None else run
-        self.on_step, self.on_epoch = on_step, on_epoch
-        self.processes, self.device = learner.processes, learner.device
-        self._order, self._rate = order, rate
-        self._begun, self._before = time.monotonic() if begun is None else begun, 0.0
+    learner: Learner
+    samples: Samples
+    _: KW_ONLY
+    epochs: int
+    order: Callable[[int], Sequence[Rows]]
+    rate: Callable[[int, int], float]
+    accumulate: int = 1
+    held_out: Mapping[str, Samples] = field(default_factory=dict)
+    clean: Callable[[int], tuple[Any, Tensor]] | None = None
+    stopping: EarlyStopping = EarlyStopping()
+    folder: Run = field(default_factory=Run)
+    begun: float = field(default_factory=time.monotonic)
+    on_step: Callable[[Batch], None] | None = None
+    on_epoch: Callable[[Metrics, bool], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.processes, self.device = self.learner.processes, self.learner.device
+        self.at, self._before, self._where = Position(), 0.0, ""
+        self._saved: int | None = None  # the step of the last checkpoint
         self._exchange: Exchange | None = None
-        self.at = Position()
         self.totals = torch.zeros(4, dtype=torch.float64, device=self.device)
-        self.total = epochs * len(self.order(0))
+        self.total = self.epochs * len(self._batches(0))
         if self.total == 0:
-            raise InputError(f"a batch of {len(samples)} samples is too small for {self.processes.size} processes.")
-        learner.check.folder = self.run_folder.path
+            size = self.processes.size
+            raise InputError(f"a batch of {len(self.samples)} samples is too small for {size} processes.")
 
     @property
     def history(self) -> list[Metrics]:
@@ -168,42 +151,53 @@ class Trainer:
     @property
     def seconds(self) -> float:
         """The duration of the run, without interruptions."""
-        return self._before + time.monotonic() - self._begun
+        return self._before + time.monotonic() - self.begun
 
     @property
     def done(self) -> bool:
         """Whether the training has finished."""
         return self.at.epoch >= self.epochs or self.stopping.stops(self.history)
 
-    def order(self, epoch: int) -> list[Rows]:
+    def _batches(self, epoch: int) -> list[Rows]:
         """The global batches of an epoch, without batches that have fewer samples than there are processes."""
-        return [rows for rows in self._order(epoch) if len(rows) >= self.processes.size]
-
-    def start(self, seed: int, stored: dict[str, Any] | None = None) -> None:
-        """Sets the criterion's clock and the seed, which is independent of earlier draws; then restores a checkpoint, if given."""
-        self.learner.criterion.start(self.total)
-        torch.manual_seed(seed)
-        if stored is not None:
-            self.restore(stored)
+        return [rows for rows in self.order(epoch) if len(rows) >= self.processes.size]
 
     def run(
-        self, *, every: int | None = None, progress: Callable[[int, int, Tensor], None] | None = None
-    ) -> list[Metrics]:
+        self, *, seed: int | None = None, stored: dict[str, Any] | None = None, every: int | None = None,
+        progress: Callable[[int, int, Tensor], None] | None = None,
+    ) -> list[Metrics]:  # fmt: skip
         """Trains all remaining epochs; returns the metrics of all epochs.
 
         With a folder, Ctrl-C finishes the current step, stores a checkpoint and raises `Interrupted`.
 
         Args:
+            seed: of torch's random numbers; with it, the clock of the criterion starts anew.
+            stored: the checkpoint to resume from.
             every: steps between checkpoints; by default one a minute, and one at the end.
             progress: called after each step with the epoch, the number of finished steps and the sums of the epoch.
         """
+        if seed is not None:
+            self.learner.criterion.start(self.total)
+            torch.manual_seed(seed)
+        if stored is not None:
+            self.learner.load_state_dict(stored)
+            self.totals.copy_(stored["totals"])
+            if self.learner.ranges is not None and not self.processes.main:
+                self.totals.zero_()
+            self.at = Position(**stored["at"])
+            self._before, self._saved = self.at.seconds, self.at.step
+            if self.processes.main:
+                self.folder.log(self.at.history)
+            torch.set_rng_state(stored["random"]["cpu"])
+            for card, state in enumerate(stored["random"]["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(state, card)
         self.learner.train()
         if self.learner.ranges is not None:
             self._exchange = Exchange(self.learner.criterion, self.processes, rows=False)
         saved = time.monotonic()
-        with _stop_signals(self.run_folder.path is not None) as signals:
+        with _stop_signals(self.folder.path is not None) as signals:
             while not self.done:
-                batches = self.order(self.at.epoch)
+                batches = self._batches(self.at.epoch)
                 while self.at.batch < len(batches):
                     self._step(batches)
                     if progress is not None:
@@ -211,10 +205,12 @@ class Trainer:
                     if self.at.batch == len(batches):
                         self._end_epoch()
                         batches = []
-                    late, stop = self._agreed(time.monotonic() - saved > SECONDS, bool(signals))
+                    # Clocks and signals differ between processes: a flag counts if any process has raised it.
+                    flags = torch.tensor([float(time.monotonic() - saved > SECONDS), float(bool(signals))])
+                    late, stop = (self.processes.sum(flags) > 0).tolist()
                     due = late if every is None else self.at.step % every == 0
                     # Half-accumulated gradients are not part of a checkpoint.
-                    can_save = self.run_folder.path is not None and self.at.batch % self.accumulate == 0
+                    can_save = self.folder.path is not None and self.at.batch % self.accumulate == 0
                     if can_save and (due or stop or self.done):
                         self.save()
                         saved = time.monotonic()
@@ -222,92 +218,99 @@ class Trainer:
                             raise Interrupted(self.at.step)
         return self.history
 
-    def _agreed(self, *flags: bool) -> list[bool]:
-        """Each flag, true if it is true in any process: clocks and signals differ between processes."""
-        counts = torch.tensor([float(flag) for flag in flags])
-        return (self.processes.sum(counts) > 0).tolist()
-
     def _step(self, batches: list[Rows]) -> None:
-        at = self.at
-        lr = self._rate(at.step, self.total)
-        check = self.learner.check
-        check.step = at.step + 1
-        check.where = f"epoch {at.epoch + 1}, batch {at.batch + 1} of {len(batches)}, learning rate {lr:g}"
+        at, learner, samples = self.at, self.learner, self.samples
+        lr = self.rate(at.step, self.total)
+        batch = f"batch {at.batch + 1} of {len(batches)}"
+        self._where = f"step {at.step + 1} (epoch {at.epoch + 1}, {batch}, learning rate {lr:g})"
         first = at.batch - at.batch % self.accumulate
         group = batches[first : first + self.accumulate]
-        s = self.learner.step(
-            self._batch(batches[at.batch]),
-            lr=lr,
-            clean=None if self.clean is None else move(self.clean(at.step), self.device),
-            share=len(batches[at.batch]) / sum(map(len, group)),
-            first=at.batch == first,
-            last=at.batch == first + len(group) - 1,
-        )
-        if self._exchange is not None:
-            self._exchange()
-        self._count(s, self._own(batches[at.batch]))
-        if self.on_step is not None:
-            self.on_step(s)
-        at.batch, at.step = at.batch + 1, at.step + 1
-
-    def _own(self, rows: Rows) -> Rows:
-        """The rows of a batch for this process: all, or with ranges the ones it owns."""
-        ranges = self.learner.ranges
-        return rows if ranges is None else ranges.own(rows, self.samples.index)
-
-    def _batch(self, rows: Rows) -> TrainingBatch:
-        samples, rows = self.samples, self._own(rows)
-        x = samples.batch(rows if self.learner.whole_inputs else self.processes.slice(rows), self.at.epoch)
+        rows = batches[at.batch]
+        share = len(rows) / sum(map(len, group))
+        if learner.ranges is not None:
+            rows = learner.ranges.own(rows, samples.index)
+        x = samples.batch(rows if learner.whole_inputs else self.processes.slice(rows), at.epoch)
         weight = None
         if samples.weight is not None:
             kind = x.dtype if isinstance(x, Tensor) and x.is_floating_point() else torch.float32
             weight = torch.from_numpy(samples.weight[rows]).to(kind)
         given = (x, torch.from_numpy(samples.labels[rows]), torch.from_numpy(samples.index[rows]), weight)
-        return TrainingBatch(*move(given, self.device))
+        x, target, index, weight = move(given, self.device)
+        clean = None if self.clean is None or not learner.meta else move(self.clean(at.step), self.device)
+        begins, ends = at.batch == first, at.batch == first + len(group) - 1
+        try:
+            s = learner.step(x, target, index, weight, lr=lr, clean=clean, share=share, first=begins, last=ends)
+        except NotFinite as error:
+            raise self._diverged(str(error).partition(":")[0], x, index) from error
+        if self._exchange is not None:
+            self._exchange()
+        self._count(s, weight)
+        if self.on_step is not None:
+            self.on_step(s)
+        at.batch, at.step = at.batch + 1, at.step + 1
 
     @torch.no_grad()
-    def _count(self, s: Batch, rows: Rows) -> None:
-        losses, moved = s.losses, is_compensated(s)
+    def _count(self, s: Batch, weight: Tensor | None) -> None:
+        """Adds the losses, right predictions and compensated samples of a batch to the sums of the epoch."""
+        losses, moved = s.losses, torch.zeros(len(s.target), dtype=torch.bool, device=s.target.device)
+        for delta in (s.dx, s.du, s.dp, s.dy, s.dl, s.dg, s.dv):
+            if delta is not None:
+                size = delta.detach().abs()
+                moved |= (size.flatten(1).amax(1) if size.ndim > 1 else size) > 1e-6
         if s.places.binary:  # a sample with several labels is right if all of them are
             right = s.places.of_sample((s.u[:, 0] > 0) == (s.labels > 0)).all(1)
             losses, moved = s.places.of_sample(losses).mean(1), s.places.of_sample(moved).any(1)
         else:
             right = s.u[:, : self.samples.num_classes].argmax(-1) == s.labels
-        if self.samples.weight is not None:
-            losses = losses * torch.from_numpy(self.samples.weight[rows]).to(losses)
-        values = [losses.sum(), right.sum(), moved.sum()]
-        self.totals[:3] += torch.stack([v.to(self.totals.dtype) for v in values])
-        self.totals[3] += len(rows)
+        if weight is not None:
+            losses = losses * weight.to(losses)
+        self.totals[:3] += torch.stack([v.sum().to(self.totals.dtype) for v in (losses, right, moved)])
+        self.totals[3] += s.places.batch
+
+    def _diverged(self, problem: str, x: Any = None, index: Any = ()) -> NotFinite:
+        """The error that says where the training diverged, the likely cause and the last good checkpoint."""
+        cause = "The usual cause is a learning rate that is too large: lower it, or clip gradients (clip=1)."
+        if isinstance(x, Tensor) and x.is_floating_point() and len(x) == len(index):
+            broken = index[(~x.isfinite()).reshape(len(x), -1).any(1)][:5].tolist()
+            if broken:
+                cause = f"The input of the samples {broken} is not finite: correct them or leave them out."
+        kept = " There was no checkpoint yet." if self.folder.path is not None else ""
+        if self._saved is not None:
+            kept = f" The checkpoint of step {self._saved}, the last good one, is kept in {self.folder.path}."
+        return NotFinite(f"the training diverged at {self._where}: {problem}. {cause}{kept}")
+
+    def _require_finite(self, values: Mapping[str, Tensor | float]) -> None:
+        for name, value in values.items():
+            tensor = torch.as_tensor(value)
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise self._diverged(f"{name} is {float(tensor):g}" if tensor.ndim == 0 else f"{name} is not finite")
 
     def _whole_totals(self) -> Tensor:
         return self.totals if self.learner.ranges is None else self.processes.sum(self.totals.clone())
 
     def _end_epoch(self) -> None:
         at, learner = self.at, self.learner
-        learner.check.weights(learner.model)
+        self._require_finite(learner.model.state_dict())
         (learner.criterion if self._exchange is None else self._exchange).end_epoch()
         loss, right, moved, count = self._whole_totals().tolist()
         row = {
-            "epoch": at.epoch + 1,
-            "lr": self._rate(at.step - 1, self.total),
-            "train_loss": loss / count,
-            "train_accuracy": right / count,
-            "compensated": moved / count,
-        }
+            "epoch": at.epoch + 1, "lr": self.rate(at.step - 1, self.total), "train_loss": loss / count,
+            "train_accuracy": right / count, "compensated": moved / count,
+        }  # fmt: skip
         # Running means of batch normalization differ between processes; the main process decides.
         self.processes.broadcast(learner.model.buffers())
         for name, samples in self.held_out.items():
-            means = means_of(self.processes.sum(sums(learner.model, samples, self.device, self.processes)))
+            means = evaluate(learner.model, samples, device=self.device, processes=self.processes)
             row |= {f"{name}_{k}": v for k, v in means.items()}
-        learner.check.metrics(row)
+        self._require_finite({name: value for name, value in row.items() if name.endswith("_loss")})
         at.history.append(row)
         at.epoch, at.batch = at.epoch + 1, 0
         self.totals.zero_()
         best = self.stopping.best(at.history) == len(at.history) - 1
-        if self.processes.main and self.run_folder.path is not None:
-            self.run_folder.log(at.history)
+        if self.processes.main and self.folder.path is not None:
+            self.folder.log(at.history)
             if best:
-                checkpoint.save_weights(self.run_folder / "best.safetensors", learner.model.state_dict())
+                checkpoint.save_weights(self.folder / "best.safetensors", learner.model.state_dict())
         if self.on_epoch is not None:
             self.on_epoch(row, best)
 
@@ -316,33 +319,11 @@ class Trainer:
         self.at.seconds = self.seconds
         state, totals = self.learner.state_dict(), self._whole_totals()  # every process takes part
         if self.processes.main:
-            self.learner.check.weights(self.learner.model)
-            tree = {**state, "random": checkpoint.random_state(), "totals": totals, "at": vars(self.at)}
-            checkpoint.save_checkpoint(self.run_folder / "checkpoint", self.at.step, tree)
-            self.learner.check.saved = self.at.step
-
-    def restore(self, tree: dict[str, Any]) -> None:
-        """Restores a checkpoint."""
-        self.learner.load_state_dict(tree)
-        self.totals.copy_(tree["totals"])
-        if self.learner.ranges is not None and not self.processes.main:
-            self.totals.zero_()
-        self.at = Position(**tree["at"])
-        self._before = self.at.seconds
-        self.learner.check.saved = self.at.step
-        if self.processes.main:
-            self.run_folder.log(self.at.history)
-        checkpoint.set_random_state(tree["random"])
-
-
-def is_compensated(s: Batch) -> Tensor:
-    """(B,) true for samples with a nonzero compensation."""
-    moved = torch.zeros(len(s.target), dtype=torch.bool, device=s.target.device)
-    for delta in (s.dx, s.du, s.dp, s.dy, s.dl, s.dg, s.dv):
-        if delta is not None:
-            size = delta.detach().abs()
-            moved |= (size.flatten(1).amax(1) if size.ndim > 1 else size) > 1e-6
-    return moved
+            self._require_finite(state["model"])
+            random = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+            tree = {**state, "random": random, "totals": totals, "at": vars(self.at)}
+            checkpoint.save_checkpoint(self.folder / "checkpoint", self.at.step, tree)
+            self._saved = self.at.step
 
 
 @contextmanager
@@ -352,15 +333,13 @@ def _stop_signals(wanted: bool) -> Iterator[list[int]]:
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield noted
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, frame: Any) -> None:
         if number == signal.SIGINT and number in noted:
             raise KeyboardInterrupt
         noted.append(number)
 
-    for number in before:
-        signal.signal(number, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield noted
     finally:

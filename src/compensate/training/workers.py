@@ -25,6 +25,7 @@ from compensate.data.load import NAMED
 from compensate.extras import connect_ray
 
 Answer = TypeVar("Answer")
+_Work = Callable[..., Answer]
 _Job = tuple[Any, ...]
 Backend = Literal["local", "ray"]
 BACKENDS: tuple[Backend, ...] = ("local", "ray")
@@ -44,37 +45,27 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM
 
 
 def side_by_side(
-    work: Callable[..., Answer],
-    jobs: Iterable[_Job],
-    workers: int | None,
-    *,
-    backend: Backend = "local",
-    lost: Callable[..., Answer],
-) -> Iterator[Answer]:
+    work: _Work[Answer], jobs: Iterable[_Job], workers: int | None, *, lost: _Work[Answer], backend: Backend = "local",
+) -> Iterator[Answer]:  # fmt: skip
     """Yields `work(*job)` for each job, in order of completion.
 
     Args:
-        work: a function that can be pickled.
-        jobs: its arguments.
+        work, jobs: a function that can be pickled, and its arguments.
         workers: number of processes; the number of cores if None. A single worker runs in this process.
         backend: "local", or "ray" for the cluster that Ray finds or starts; folders must then be on a shared disk.
         lost: gives the answer for a job whose process was killed `RETRIES` + 1 times.
     """
     jobs = list(jobs)
+    count = min(workers or os.cpu_count() or 1, max(len(jobs), 1))
     if backend == "ray":
         yield from _on_cluster(work, jobs, workers, lost)
-        return
-    count = min(workers or os.cpu_count() or 1, max(len(jobs), 1))
-    if count > 1:
+    elif count > 1:
         yield from _in_processes(work, jobs, count, lost)
     else:
-        for job in jobs:
-            yield work(*job)
+        yield from (work(*job) for job in jobs)
 
 
-def _in_processes(
-    work: Callable[..., Answer], jobs: list[_Job], count: int, lost: Callable[..., Answer]
-) -> Iterator[Answer]:
+def _in_processes(work: _Work[Answer], jobs: list[_Job], count: int, lost: _Work[Answer]) -> Iterator[Answer]:
     waiting = deque((job, 0) for job in jobs)
     busy: dict[Connection, tuple[Any, _Job, int]] = {}
     idle: list[tuple[Any, Connection]] = []
@@ -173,9 +164,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _on_cluster(
-    work: Callable[..., Answer], jobs: list[_Job], workers: int | None, lost: Callable[..., Answer]
-) -> Iterator[Answer]:
+def _on_cluster(work: _Work[Answer], jobs: list[_Job], workers: int | None, lost: _Work[Answer]) -> Iterator[Answer]:
     ray = connect_ray('workers="ray"', workers)
     task = ray.remote(num_cpus=1, num_gpus=1 if torch.cuda.is_available() else 0, max_retries=RETRIES)(_run_on_cluster)
     waiting = deque(jobs)
@@ -194,7 +183,7 @@ def _on_cluster(
         yield answer
 
 
-def _run_on_cluster(work: Callable[..., Answer], job: _Job, named: dict[str, Any]) -> Answer:
-    NAMED.update(named)
+def _run_on_cluster(work: _Work[Answer], job: _Job, named: dict[str, Any]) -> Answer:
+    NAMED.update(named)  # in a function of this module: Ray would copy what a nested function refers to
     torch.set_num_threads(1)
     return work(*job)

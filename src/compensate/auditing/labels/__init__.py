@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from compensate.auditing.labels.base import LabelKind, Reader, no_address
-from compensate.auditing.labels.classes import Classes
+from compensate.auditing.labels.base import Classes, LabelKind, Reader, no_address
 from compensate.auditing.labels.quantity import Quantity
 from compensate.auditing.labels.regions import Masks
 from compensate.auditing.labels.sets import LabelColumns, LabelSets

@@ -1,8 +1,8 @@
 """The interface of a kind of label, and code that several kinds share.
 
-A kind is one file with a subclass of `LabelKind`, listed in `compensate.auditing.labels.KINDS`. It states which questions it poses to the judge
-(`LabelKind.read`, `LabelKind.audit`), how a finding is shown (`LabelKind.show`, `LabelKind.address_columns`) and how decisions are written back
-(`LabelKind.write_back`). Where a sample has several labels, each has an `Address`; ``corrections.csv`` and the review page carry it as a text:
+A kind states which questions it poses to the judge (`LabelKind.read`, `LabelKind.audit`), how a finding is shown (`LabelKind.show`,
+`LabelKind.address_columns`) and how decisions are written back (`LabelKind.write`). Where a sample has several labels, each has an `Address`;
+``corrections.csv`` and the review page carry it as a text:
 
 - ``label ROW NAME``: whether the row has this label, in a cell of joined labels or a list;
 - ``column ROW NAME``: the same, in a column of 0 and 1;
@@ -17,52 +17,37 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compensate.auditing.decisions import Applied, Correction, Matched
-from compensate.auditing.digests import digest_source
+from compensate.auditing.content import Content, digest_source
+from compensate.auditing.decisions import Applied, Correction, changes, rematch_rows
 from compensate.auditing.execution import LOCAL, Execution
-from compensate.auditing.features import FeatureViews, Progress
+from compensate.auditing.features import FeatureViews, Progress, unused_encoder
 from compensate.auditing.findings import Address, Findings, Provenance
-from compensate.auditing.learners import FOLDS, Steps, View, judge_view, steps_of
+from compensate.auditing.learners import FOLDS, Steps, View, judge_view
 from compensate.auditing.noise_model import Verdict, pool, shares
-from compensate.auditing.write_back import check_output, fixed_name
+from compensate.auditing.write_back import check_output, fixed_name, open_labels
 from compensate.data.dataset import Dataset, Floats, Ints
 from compensate.errors import InputError
 
-if TYPE_CHECKING:
-    from compensate.auditing.content import Content
-    from compensate.auditing.result import Audit
-
-Reader = Callable[[Any, Any, Mapping[str, Any]], Dataset]
-"""Reads data, labels and options."""
-
-SUSPECT = 0.5
-"""Neighboring labels with at least this probability of error and the same suggestion form one suspect."""
-
+Reader = Callable[[Any, Any, Mapping[str, Any]], Dataset]  # reads data, labels and options
+SUSPECT = 0.5  # the probability of error from which on neighboring labels with the same suggestion form one suspect
 SEVERAL = "{} learns one class a sample, and these have several labels each; leave it out."
 
 
 @dataclass(frozen=True, eq=False)
 class Judging:
-    """The options of an audit, and its judge of classes.
+    """The options of an audit, and its judge of classes."""
 
-    Attributes:
-        judge_classes: the judge of data with one class a sample.
-        features: computes the features of samples.
-        encoder, seed, progress: as in `compensate.audit`.
-        run: maps functions over chunks, here or on a cluster.
-    """
-
-    judge_classes: Callable[[Dataset], Findings]
+    judge_classes: Callable[[Dataset], Findings]  # judges data with one class a sample
     features: Callable[[Dataset], FeatureViews]
     encoder: str | Path = "auto"
     seed: int = 0
     progress: Progress | None = None
-    run: Execution = LOCAL
+    run: Execution = LOCAL  # maps functions over chunks, here or on a cluster
 
 
 class Reading(NamedTuple):
@@ -76,18 +61,15 @@ class Reading(NamedTuple):
 class LabelKind:
     """A kind of label; instances hold the labels of some data, and class methods work without data."""
 
-    form: ClassVar[str] = ""
-    """The first word of an address as text; empty where a row has one label."""
-    pattern: ClassVar[re.Pattern[str]] = re.compile("")
-    """The rest of an address as text."""
-    noun: ClassVar[str] = "labels"
-    """The plural that notes use."""
-    page: ClassVar[str | None] = None
-    """The kind of the review page; by default it follows the samples."""
-    options: ClassVar[tuple[str, ...]] = ()
-    """Options of its reader that no other reader has."""
+    form: ClassVar[str] = ""  # the first word of an address as text; empty where a row has one label
+    pattern: ClassVar[re.Pattern[str]] = re.compile("")  # the rest of an address as text
+    # Columns of the list of suspects, each a function of the part of an address.
+    part_columns: ClassVar[tuple[tuple[str, Callable[[Any], Any]], ...]] = ()
+    noun: ClassVar[str] = "labels"  # the plural that notes use
+    page: ClassVar[str | None] = None  # the kind of the review page; by default it follows the samples
+    options: ClassVar[tuple[str, ...]] = ()  # options of its reader that no other reader has
+    # Arguments of an audit that it cannot use, with the error.
     refused: ClassVar[Mapping[str, str]] = {name: SEVERAL.format(name) for name in ("model", "finetune")}
-    """Arguments of an audit that it cannot use, with the error."""
 
     @classmethod
     def read(cls, data: Any, labels: Any, options: Mapping[str, Any], other: Reader) -> Dataset:
@@ -107,17 +89,17 @@ class LabelKind:
         """Judges all labels of the data."""
         raise NotImplementedError
 
-    def show(self, content: Content, audit: Audit, row: int) -> Content:
+    def show(self, content: Content, audit: Findings, row: int) -> Content:
         """The content of the page for an audited label, made from that of its sample."""
         return content
 
     @classmethod
     def address_columns(cls, addresses: Sequence[Address]) -> dict[str, list[Any]]:
         """Columns of the list of suspects that name the labels."""
-        return {}
+        return {name: [value(address.part) for address in addresses] for name, value in cls.part_columns}
 
     @classmethod
-    def groups(cls, audit: Audit) -> tuple[tuple[str, ...], Ints]:
+    def groups(cls, audit: Findings) -> tuple[tuple[str, ...], Ints]:
         """Names, and (N,) numbers, of the groups that the page counts: by default the classes."""
         return audit.classes, audit.given
 
@@ -129,38 +111,118 @@ class LabelKind:
     @classmethod
     def parse(cls, text: str, row: int = -1) -> Address:
         """An address from its text; `row` is used where the text does not name it."""
+        raise NotImplementedError
+
+    @classmethod
+    def match(cls, text: str) -> re.Match[str]:
+        """The match of `pattern` in an address as text."""
         form, _, rest = text.partition(" ")
         match = cls.pattern.fullmatch(rest) if form == cls.form else None
         if match is None:
             raise no_address(text)
-        return cls.address(match, row)
+        return match
 
-    @classmethod
-    def address(cls, match: re.Match[str], row: int) -> Address:
-        """An address from a match of `pattern`."""
-        raise NotImplementedError
-
-    @classmethod
-    def fixed_name(cls, data: Path) -> Path:
-        """The default path of the corrected data."""
-        return fixed_name(data)
-
-    @classmethod
-    def check_output(cls, data: Path, out: Path, force: bool) -> None:
-        """Refuses a path that cannot be written to."""
-        check_output(data, out, force)
-
-    @classmethod
-    def digest(cls, data: Path) -> str:
-        """The digest of the source."""
-        return digest_source(data)
+    fixed_name = staticmethod(fixed_name)  # the default path of the corrected data
+    check_output = staticmethod(check_output)  # refuses a path that cannot be written to
+    digest = staticmethod(digest_source)  # of the source
 
     @classmethod
     def write_back(
         cls, data: Path, decided: Sequence[Correction], out: Path, reading: Reading, *, rematch: bool = False
     ) -> Applied:
         """Writes the data with the decided labels; with `rematch`, rows are found by their content."""
+        rows = cls.write(data, [(c, cls.parse(c.part)) for c in decided], out, reading)
+        changed, skipped = sum(c.changes for c in decided), sum(c.decision == "skip" for c in decided)
+        return Applied(out, rows, changed, len(decided) - changed - skipped, skipped)
+
+    @classmethod
+    def write(cls, data: Path, decided: Sequence[tuple[Correction, Address]], out: Path, reading: Reading) -> int:
+        """Writes the data with the decided labels, each checked by `check_given`; returns the number of rows."""
         raise NotImplementedError
+
+
+class Classes(LabelKind):
+    """The classes of samples, which are ``Dataset.target``."""
+
+    refused: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def recognize(cls, data: Dataset) -> LabelKind | None:
+        return cls() if data.parts is None else super().recognize(data)
+
+    def describe(self, data: Dataset, name: Callable[[str], str] = str) -> str:
+        counts = data.class_counts
+        largest = counts.argsort()[::-1][:4]
+        listed = " · ".join(f"{name(data.classes[c])} {counts[c]:,}" for c in largest)
+        return f"{data.num_classes} classes: {listed}{' · …' if data.num_classes > 4 else ''}"
+
+    def audit(self, data: Dataset, judging: Judging) -> Findings:
+        return judging.judge_classes(data)
+
+    @classmethod
+    def write_back(
+        cls, data: Path, decided: Sequence[Correction], out: Path, reading: Reading, *, rematch: bool = False
+    ) -> Applied:
+        labels = open_labels(data, *reading)
+        matched = None
+        if rematch:
+            decided, matched = rematch_rows(decided, labels.cells, labels.digests(), str(data))
+        new = changes(labels.cells, decided, str(data))
+        labels.write(out, new)
+        skipped = sum(c.decision == "skip" for c in decided)
+        return Applied(out, len(labels.cells), len(new), len(decided) - len(new) - skipped, skipped, matched=matched)
+
+
+class Judged(NamedTuple):
+    """The verdict on labels that have neighbors."""
+
+    kept: NDArray[np.bool_]  # (N,) the judged labels; the verdict is on them alone
+    classes: tuple[str, ...]
+    given: Ints  # (N,) class numbers
+    verdict: Verdict
+    weights: dict[str, float]  # of the learners
+    notes: tuple[str, ...] = ()
+    side: int = 1  # pixels on a side of a cell
+    grids: tuple[tuple[int, int], ...] = ()  # rows and columns of the cells of each image
+
+
+class NeighboringLabels(LabelKind):
+    """Labels of words or pixels: each is judged by models that did not learn from its sample, and neighbors are listed in groups."""
+
+    units: ClassVar[str]  # the plural of the judged units in the note about an unused encoder
+
+    def judge(self, seed: int = 0, progress: Progress | None = None, run: Execution = LOCAL) -> Judged:
+        """Judges each label."""
+        raise NotImplementedError
+
+    def group(self, judged: Judged, changed: Ints) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
+        """Groups of neighboring labels of a sample, and their index, evidence and probabilities.
+
+        A group is its address, id, given class, suggested class, log odds and probability of error. `changed` is the suggestion for a
+        suspect label, else -1.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def cross_fit(
+        view: View, given: Ints, folds: Ints, classes: int, seed: int, progress: Progress | None
+    ) -> tuple[Floats, dict[str, float]]:
+        """(N, C) pooled out-of-fold log probabilities by the learners of one view, and the learners' weights."""
+        learned = judge_view(view, given, folds, FOLDS, classes, seed=seed, steps=Steps(progress, [view]))
+        log_q, weights = pool(learned.log_p, given)
+        return log_q, {f"{view.name}: {name}": weight for name, weight in shares(weights).items()}
+
+    def audit(self, data: Dataset, judging: Judging) -> Findings:
+        judged = self.judge(judging.seed, judging.progress, judging.run)
+        verdict = judged.verdict
+        groups, more = self.group(judged, np.where(verdict.p_error >= SUSPECT, verdict.suggested, -1))
+        addresses, ids, given, suggested, log_odds, p_error = zip(*groups, strict=True)
+        return Findings(
+            classes=judged.classes, addresses=addresses, ids=ids, given=np.array(given, np.int64), suggested=np.array(suggested, np.int64),
+            log_odds=np.array(log_odds), p_error=np.array(p_error), noise_rate=verdict.share, data=data,
+            provenance=provenance_of(verdict, judged.given[judged.kept], judging.seed, judged.weights),
+            notes=(*judged.notes, *unused_encoder(judging.encoder, self.units)), **more,
+        )  # fmt: skip
 
 
 def no_address(text: str) -> InputError:
@@ -170,75 +232,10 @@ def no_address(text: str) -> InputError:
     )
 
 
-# --- judging --------------------------------------------------------------------------------------------------
-
-
-def cross_fit(
-    view: View, given: Ints, folds: Ints, classes: int, seed: int, progress: Progress | None
-) -> tuple[Floats, dict[str, float]]:
-    """(N, C) pooled out-of-fold log probabilities by the learners of one view, and the learners' weights."""
-    steps = Steps(progress, steps_of(view, FOLDS))
-    learned = judge_view(view, given, folds, FOLDS, classes, seed=seed, steps=steps)
-    log_q, weights = pool(learned.log_p, given)
-    return log_q, {f"{view.name}: {name}": weight for name, weight in shares(weights).items()}
-
-
 def provenance_of(verdict: Verdict, given: Ints, seed: int, views: Mapping[str, float], **more: Any) -> Provenance:
     """The provenance of a verdict on given labels."""
-    agreement = float((verdict.log_q.argmax(1) == given).mean())
-    return Provenance(
-        seed=seed, folds=FOLDS, views=views, agreement=agreement, by_chance=verdict.by_chance, **more
-    )  # fmt: skip
-
-
-class Judged(NamedTuple):
-    """The verdict on tokens or cells.
-
-    Attributes:
-        kept: (N,) the judged ones; the verdict is on them alone.
-        classes: names.
-        given: (N,) the class of each.
-        verdict, weights: of the noise model and of the learners.
-        notes: on tokens that are left out.
-        side, grids: of cells, the pixels on a side, and rows and columns of the cells of each image.
-    """
-
-    kept: NDArray[np.bool_]
-    classes: tuple[str, ...]
-    given: Ints
-    verdict: Verdict
-    weights: dict[str, float]
-    notes: tuple[str, ...] = ()
-    side: int = 1
-    grids: tuple[tuple[int, int], ...] = ()
-
-
-class Group(NamedTuple):
-    """Neighboring labels of one sample that are judged together."""
-
-    address: Address
-    id: str
-    given: int
-    suggested: int
-    log_odds: float
-    p_error: float
-
-
-def group_findings(groups: Sequence[Group], **more: Any) -> Findings:
-    """Findings with one entry for each group."""
-    addresses, ids, given, suggested, log_odds, p_error = zip(*groups, strict=True)
-    return Findings(
-        addresses=addresses, ids=ids, given=np.array(given, np.int64), suggested=np.array(suggested, np.int64),
-        log_odds=np.array(log_odds), p_error=np.array(p_error), **more,
-    )  # fmt: skip
-
-
-def suggestions(verdict: Verdict) -> NDArray[np.int64]:
-    """(N,) the suggested class of each suspect label; -1 for labels that look right."""
-    return np.where(verdict.p_error >= SUSPECT, verdict.suggested, -1)
-
-
-# --- writing --------------------------------------------------------------------------------------------------
+    more["agreement"] = float((verdict.log_q.argmax(1) == given).mean())
+    return Provenance(seed=seed, folds=FOLDS, views=views, by_chance=verdict.model.by_chance, **more)
 
 
 def check_given(where: str | Path, correction: Correction, label: str) -> None:
@@ -248,14 +245,6 @@ def check_given(where: str | Path, correction: Correction, label: str) -> None:
             f'{where} differs from the reviewed data: "{correction.part[:60]}" is "{label[:60]}" there, not '
             f'"{correction.given[:60]}". Nothing is written. Apply the corrections to the file that was audited, or audit this one.'
         )
-
-
-def applied(
-    out: Path, decided: Sequence[Correction], rows: int, changed: int, matched: Matched | None = None
-) -> Applied:
-    """The result of `LabelKind.write_back`."""
-    skipped = sum(c.decision == "skip" for c in decided)
-    return Applied(out, rows, changed, len(decided) - changed - skipped, skipped, matched=matched)
 
 
 def list_items(text: str) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Rows with several labels: each label of each row is a question, present or absent.
 
-For every label the learners of `compensate.auditing.learners` are cross-fitted on the same views, and pooled. A second round adds the *other*
-labels of a row as features: co-occurrence is learned out of fold from the given sets and from the first round's predictions. One noise model is
-then fitted to all answers, because a single rare label has too few errors to estimate a share from.
+For every label the learners are cross-fitted on the same views, and pooled. A second round adds the *other* labels of a row as features:
+co-occurrence is learned out of fold from the given sets and from the first round's predictions. One noise model is then fitted to all answers,
+because a single rare label has too few errors to estimate a share from.
 
 An empty cell of joined labels means that the row has none of them. An empty cell in a column of 0 and 1 is unknown, and not judged.
 """
@@ -14,69 +14,35 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.auditing.decisions import Applied, Correction
+from compensate.auditing.content import Content
+from compensate.auditing.decisions import Correction
 from compensate.auditing.features import Progress
 from compensate.auditing.findings import Address, Findings
-from compensate.auditing.labels.base import (
-    Judging,
-    LabelKind,
-    Reader,
-    Reading,
-    applied,
-    check_given,
-    list_items,
-    provenance_of,
-)
+from compensate.auditing.labels.base import Judging, LabelKind, Reader, Reading, check_given, list_items, provenance_of
 from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.linear import LinearFolds
 from compensate.auditing.noise_model import judge, pool, shares
 from compensate.auditing.write_back import TextEditor, open_labels
+from compensate.data import tables
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
-from compensate.data.label_column import LabelChoice, choose_label, joined_labels
-from compensate.data.labels import is_missing
-from compensate.data.tables import (
-    LINES,
-    TEXTS,
-    choose_text,
-    column_names,
-    from_frame,
-    is_table,
-    read_frame,
-    table_format,
-)
+from compensate.data.label_column import LabelChoice, choose_label, choose_text, joined_labels
+from compensate.data.labels import is_missing, label_name
 from compensate.errors import InputError, nearest
 
-if TYPE_CHECKING:
-    from compensate.auditing.content import Content
-    from compensate.auditing.result import Audit
-
-STATES = ("absent", "present")
-"""The classes of the questions."""
-
-ANSWERS = {
-    **dict.fromkeys(("0", "0.0", "false", "no"), 0),
-    **dict.fromkeys(("1", "1.0", "true", "yes"), 1),
-}
-"""Cells, in lower case, of a column of 0 and 1."""
-
-MIN_ROWS = 5
-"""Rows with a label, and rows without it, that are needed to judge it: one for each fold."""
-
-MAX_ANSWERS = 50_000_000
-"""Rows times labels."""
-
+Decided = Sequence[tuple[Correction, Address]]
+STATES = ("absent", "present")  # the classes of the questions
+ANSWERS = {"0": 0, "0.0": 0, "false": 0, "no": 0, "1": 1, "1.0": 1, "true": 1, "yes": 1}  # cells of a column of 0 and 1
+MIN_ROWS = 5  # rows with a label, and rows without it, that are needed to judge it: one for each fold
+MAX_ANSWERS = 50_000_000  # rows times labels
+MAX_LOG_ODDS = 6.0  # log odds of the first round are clipped here before the second
 ONE_WAY = 4.0
-"""Log likelihood by which errors of one kind, missing labels or added ones, must fit better than both: half the logarithm of a few thousand
-answers, as in the Bayesian information criterion."""
-
-MAX_LOG_ODDS = 6.0
-"""Log odds of the first round are clipped here before the second."""
+"""Log likelihood by which missing or added labels alone must fit better than both: about the Bayesian information criterion of a few thousand answers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +59,10 @@ class LabelSets(LabelKind):
     given: Ints
     columns: tuple[str, ...] = ()
 
-    form: ClassVar[str] = "label"
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d{1,15}) (.*)", re.DOTALL)
-    options: ClassVar[tuple[str, ...]] = ("labels_columns",)
+    form = "label"
+    pattern = re.compile(r"(\d{1,15}) (.*)", re.DOTALL)
+    part_columns = (("label", str),)
+    options = ("labels_columns",)
 
     def __post_init__(self) -> None:
         _check_size(len(self.given), len(self.names))
@@ -114,10 +81,14 @@ class LabelSets(LabelKind):
         sets = label_sets(labels)
         if sets is not None:
             return replace(other(data, sets.patterns, options), parts=sets)
-        is_file = isinstance(data, (str, Path))
-        if options.get("labels_columns") is not None and (is_file or hasattr(data, "iloc")):
-            return read_label_sets(data, **options)
-        if labels is None and (is_table(Path(data)) if is_file else hasattr(data, "iloc")):
+        is_file, is_frame = isinstance(data, (str, Path)), hasattr(data, "iloc")
+        if options.get("labels_columns") is not None and (is_file or is_frame):
+            rest = {name: value for name, value in options.items() if name not in ("labels_columns", "label")}
+            reading = {name: rest.pop(name) for name in ("encoding", "delimiter") if name in rest}
+            frame = tables.read_frame(data, **reading) if is_file else data
+            choice = LabelChoice(tuple(tables.column_names(options["labels_columns"])), "columns")
+            return label_sets_of_table(frame, str(data) if is_file else "the data frame", choice, **rest)
+        if labels is None and (tables.is_table(Path(data)) if is_file else is_frame):
             options = {"several": label_sets_of_table, **options}
         return other(data, labels, options)
 
@@ -142,37 +113,23 @@ class LabelSets(LabelKind):
         answers = given[samples, labels]
         verdict = judge(log_q[samples, places], answers, transition, simpler=ONE_WAY)
         return Findings(
-            classes=STATES,
-            index=rows * len(self.names) + labels,
-            given=answers,
-            suggested=verdict.suggested,
-            log_odds=verdict.log_odds,
-            p_error=verdict.p_error,
-            evidence=verdict.evidence(answers),
-            noise_rate=verdict.share,
+            classes=STATES, index=rows * len(self.names) + labels, given=answers, suggested=verdict.suggested,
+            log_odds=verdict.log_odds, p_error=verdict.p_error, evidence=verdict.evidence(answers), noise_rate=verdict.share,
             probabilities=np.exp(verdict.log_q).astype(np.float32),
             addresses=tuple(Address(row, self.names[j]) for row, j in zip(rows.tolist(), labels.tolist(), strict=True)),
             provenance=provenance_of(verdict, answers, judging.seed, weights, labels=self.names, **views.about),
-            notes=(*([note] if rare else ()), *views.notes),
-            data=data,
-        )
+            notes=(*([note] if rare else ()), *views.notes), data=data,
+        )  # fmt: skip
 
-    def show(self, content: Content, audit: Audit, row: int) -> Content:
+    def show(self, content: Content, audit: Findings, row: int) -> Content:
         """The sample with all of its labels; the judged one is marked."""
         sample, label = divmod(int(audit.index[row]), len(self.names))
-        return replace(
-            content,
-            chips=tuple((name, bool(answer == 1)) for name, answer in zip(self.names, self.given[sample], strict=True)),
-            marked=label,
-            fields=tuple(field for field in content.fields if field[0] not in self.columns),
-        )
+        chips = tuple(zip(self.names, (self.given[sample] == 1).tolist(), strict=True))
+        fields = tuple(field for field in content.fields if field[0] not in self.columns)
+        return replace(content, chips=chips, marked=label, fields=fields)
 
     @classmethod
-    def address_columns(cls, addresses: Sequence[Address]) -> dict[str, list[Any]]:
-        return {"label": [address.part for address in addresses]}
-
-    @classmethod
-    def groups(cls, audit: Audit) -> tuple[tuple[str, ...], Ints]:
+    def groups(cls, audit: Findings) -> tuple[tuple[str, ...], Ints]:
         names = audit.provenance.labels
         return names, audit.index % len(names)
 
@@ -181,31 +138,27 @@ class LabelSets(LabelKind):
         return f"{cls.form} {address.row} {address.part}"
 
     @classmethod
-    def address(cls, match: re.Match[str], row: int) -> Address:
+    def parse(cls, text: str, row: int = -1) -> Address:
+        match = cls.match(text)
         return Address(int(match[1]), match[2])
 
     @classmethod
-    def write_back(
-        cls, data: Path, decided: Sequence[Correction], out: Path, reading: Reading, *, rematch: bool = False
-    ) -> Applied:
-        frame = read_frame(data, encoding=reading.encoding, delimiter=reading.delimiter)
+    def write(cls, data: Path, decided: Decided, out: Path, reading: Reading) -> int:
+        frame = tables.read_frame(data, encoding=reading.encoding, delimiter=reading.delimiter)
         frame.columns = [str(name) for name in frame.columns]
-        places = [cls.parse(c.part) for c in decided]
-        for c, (row, _) in zip(decided, places, strict=True):
-            if row >= len(frame):
-                raise InputError(
-                    f'a correction is about "{c.part[:60]}", and {data} has the rows 0 to {len(frame) - 1}.'
-                )
+        last = len(frame) - 1
+        for c, (row, _) in decided:
+            if row > last:
+                raise InputError(f'a correction is about "{c.part[:60]}", and {data} has the rows 0 to {last}.')
             if c.changes and c.label.strip() not in STATES:
                 raise InputError(f'a correction of "{c.part[:60]}" says "{c.label[:40]}"; expected absent or present.')
-        cls._write(data, frame, list(zip(decided, places, strict=True)), out, reading)
-        return applied(out, decided, len(frame), sum(c.changes for c in decided))
+        cls._write(data, frame, decided, out, reading)
+        return len(frame)
 
     @classmethod
-    def _write(
-        cls, data: Path, frame: pd.DataFrame, decided: list[tuple[Correction, Address]], out: Path, reading: Reading
-    ) -> None:
-        column = choose_label(frame, reading.label, str(data), choose_text(frame, None, str(data), reading.label))
+    def _write(cls, data: Path, frame: pd.DataFrame, decided: Decided, out: Path, reading: Reading) -> None:
+        text = choose_text(frame, None, str(data), reading.label)
+        column = choose_label(frame, reading.label, str(data), text)
         cells = list(frame[column])
         sign = _separator(cells, column, data)
         new: dict[int, Any] = {}
@@ -216,10 +169,10 @@ class LabelSets(LabelKind):
         if sign != "list":
             open_labels(data, column, reading.encoding, reading.delimiter).write(out, new)
             return
-        if table_format(data) not in LINES:
+        if tables.table_format(data) not in tables.LINES:
             raise InputError(f"corrections of lists are written into JSONL files, and not into {data}.")
         editor = TextEditor(data, reading.encoding)
-        spans = editor.spans(frame, column)
+        spans, plain = editor.spans(frame, column), editor.text.isascii()
         for row, labels in new.items():
             span = spans[row]
             if span is None:
@@ -229,7 +182,6 @@ class LabelSets(LabelKind):
             written = {str(json.loads(old[a:b])): old[a:b] for a, b in items}
             gap = old[items[0][1] : items[1][0]] if len(items) > 1 else ", "
             lead, trail = (old[1 : items[0][0]], old[items[-1][1] : -1]) if items else ("", "")
-            plain = editor.text.isascii()
             inner = gap.join(written.get(str(label), json.dumps(label, ensure_ascii=plain)) for label in labels)
             editor.replace(span, f"[{lead}{inner}{trail}]")
         editor.write(out)
@@ -239,42 +191,28 @@ class LabelSets(LabelKind):
 class LabelColumns(LabelSets):
     """The labels of rows that have several, in one column of 0 and 1 for each label."""
 
-    form: ClassVar[str] = "column"
+    form = "column"
 
     @classmethod
-    def _write(
-        cls, data: Path, frame: pd.DataFrame, decided: list[tuple[Correction, Address]], out: Path, reading: Reading
-    ) -> None:
-        if table_format(data) not in (*TEXTS, *LINES):
+    def _write(cls, data: Path, frame: pd.DataFrame, decided: Decided, out: Path, reading: Reading) -> None:
+        if tables.table_format(data) not in (*tables.TEXTS, *tables.LINES):
             raise InputError(
                 f"corrections of columns of 0 and 1 are written into CSV, TSV and JSONL files, and not into {data}."
             )
         editor = TextEditor(data, reading.encoding, reading.delimiter)
-        spans: dict[str, list[tuple[int, int] | None]] = {}
+        new: dict[str, dict[int, str]] = {}
         for c, (row, name) in decided:
             if name not in frame.columns:
                 raise InputError(f'a correction is about the column "{name[:60]}", which {data} has not.')
             answer = _answer(frame[name].iloc[row], name, row, data)
             check_given(data, c, "" if answer == UNLABELED else STATES[answer])
-            if not c.changes:
-                continue
-            wanted = STATES.index(c.label.strip())  # written as other rows write it
-            like = next((cell for cell in frame[name] if _answer(cell, name, row, data) == wanted), wanted)
-            like = like.item() if isinstance(like, np.generic) else like
-            if name not in spans:
-                spans[name] = editor.spans(frame, name)
-            span = spans[name][row]
-            assert span is not None  # a missing cell is unknown, and not decided on
-            if not editor.lines:
-                editor.replace_cell(span, str(like).strip())
-            elif isinstance(like, str) or any(isinstance(cell, str) for cell in frame[name]):
-                editor.replace(span, json.dumps(str(like).strip()))
-            else:
-                editor.replace(span, json.dumps(like))
+            if c.changes:
+                wanted = STATES.index(c.label.strip())  # written as other rows write it
+                like = next((cell for cell in frame[name] if _answer(cell, name, row, data) == wanted), wanted)
+                new.setdefault(name, {})[row] = str(label_name(like) if editor.lines else like).strip()
+        for name, changes in new.items():
+            editor.replace_labels(frame, name, changes)
         editor.write(out)
-
-
-# --- judging --------------------------------------------------------------------------------------------------
 
 
 def predict_labels(
@@ -282,19 +220,16 @@ def predict_labels(
 ) -> tuple[Floats, Floats, dict[str, float]]:
     """(N, L, 2) out-of-fold log probabilities that each label is absent and present, (2, 2) transitions, and the learners' weights.
 
-    Args:
-        views: features of the rows.
-        given: (N, L) 0, 1 or -1.
-        folds: (N,) the fold in which each row is held out.
+    `given` is (N, L): 0, 1 or -1; `folds` (N,) is the fold in which each row is held out.
     """
     labels = given.shape[1]
     steps = labels * (len(views) + 1)
+    progress = progress or (lambda *_: None)
     predictions: list[dict[str, Any]] = [{} for _ in range(labels)]
     transitions = []
 
     def fit(view: View, j: int, step: int, shared: LinearFolds | None = None) -> Floats:
-        if progress is not None:
-            progress("fitting", step, steps)
+        progress("fitting", step, steps)
         learned = judge_view(view, given[:, j], folds, FOLDS, 2, seed=seed, fitted=shared)
         predictions[j] |= {f"{view.name}: {name}": log_p for name, log_p in learned.log_p.items()}
         return learned.transition
@@ -309,71 +244,39 @@ def predict_labels(
         x = np.concatenate([np.delete(signs, j, 1), odds], 1).astype(np.float32)
         fit(View("other labels", x), j, len(views) * labels + j)
     second, weights = zip(*(pool(predictions[j], given[:, j]) for j in range(labels)), strict=True)
-    if progress is not None:
-        progress("fitting", steps, steps)
+    progress("fitting", steps, steps)
     by_label = [shares(weight) for weight in weights]
     mean = {name: float(np.mean([weight[name] for weight in by_label])) for name in by_label[0]}
     return np.stack(second, 1), np.mean(transitions, axis=0), mean
 
 
-# --- reading --------------------------------------------------------------------------------------------------
-
-
-def read_label_sets(
-    data: Any,
-    *,
-    labels_columns: str | Sequence[str],
-    label: str | None = None,
-    text: str | None = None,
-    ignore: str | Sequence[str] = (),
-    columns: str | Sequence[str] | None = None,
-    split: str | None = None,
-    encoding: str = "utf-8",
-    delimiter: str | None = None,
-) -> Dataset:
-    """A table whose rows have several labels, one column of 0 and 1 each.
-
-    Args:
-        data: a file or a data frame.
-        labels_columns: the columns of 0 and 1, a list or a text with commas.
-        label: not used.
-        text, ignore, columns, split, encoding, delimiter: as for `compensate.data.tables.read_table`.
-    """
-    is_file = isinstance(data, (str, Path))
-    where = str(data) if is_file else "the data frame"
-    frame = read_frame(data, encoding=encoding, delimiter=delimiter) if is_file else data
-    choice = LabelChoice(tuple(column_names(labels_columns)), "columns")
-    return label_sets_of_table(frame, where, choice, text=text, ignore=ignore, columns=columns, split=split)
-
-
 def label_sets_of_table(
-    frame: pd.DataFrame,
-    where: str,
-    choice: LabelChoice,
-    *,
-    text: str | None = None,
-    ignore: str | Sequence[str] = (),
-    columns: str | Sequence[str] | None = None,
-    split: str | None = None,
+    frame: pd.DataFrame, where: str, choice: LabelChoice, *, ignore: str | Sequence[str] = (), **options: Any
 ) -> Dataset:
     """A table whose rows have several labels: joined in a cell, in a list, or in one column of 0 and 1 each.
 
-    Args:
-        choice: the columns of the labels and their form.
-        frame, where, text, ignore, columns, split: as for `compensate.data.tables.from_frame`.
+    `choice` has the columns of the labels and their form; other arguments are as for `compensate.data.tables.from_frame`.
     """
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(name) for name in frame.columns])
+    names = choice.columns
     if choice.form == "columns":
-        sets: LabelSets = _of_columns(frame, choice.columns, where)
+        given = np.empty((len(frame), len(names)), np.int64)
+        for j, name in enumerate(names):
+            if name not in frame.columns:
+                raise InputError(f'{where} has no column "{name}"; {nearest(name, [str(c) for c in frame.columns])}')
+            given[:, j] = [_answer(cell, name, row, where) for row, cell in enumerate(frame[name])]
+        if len(set(names)) < max(2, len(names)):
+            raise InputError(f"labels_columns is {', '.join(names)}; expected two columns or more, each of them once.")
+        sets: LabelSets = LabelColumns(names, given, names)
     else:
-        cells = list(frame[choice.columns[0]])
-        sign = _separator(cells, choice.columns[0], where)
-        sets = replace(_of_sets([labels_in(cell, sign) for cell in cells]), columns=choice.columns[:1])
+        cells = list(frame[names[0]])
+        sign = _separator(cells, names[0], where)
+        sets = replace(_of_sets([labels_in(cell, sign) for cell in cells]), columns=names[:1])
     column, *others = sets.columns
-    table = from_frame(
-        frame.assign(**{column: sets.patterns}), where, label=column, text=text, task="classification",
-        ignore=[*(column_names(ignore) if ignore else ()), *others], columns=columns, split=split,
+    table = tables.from_frame(
+        frame.assign(**{column: sets.patterns}), where, label=column, task="classification",
+        ignore=[*tables.column_names(ignore), *others], **options,
     ).train  # fmt: skip
     source = replace(table.source, label=None) if choice.form == "columns" else table.source
     return replace(table, raw=frame.iloc[table.index], source=source, parts=sets)
@@ -396,25 +299,13 @@ def label_sets(labels: Any) -> LabelSets | None:
     return LabelSets(tuple(f"label {j}" for j in range(values.shape[1])), values.astype(np.int64))
 
 
-def _of_columns(frame: pd.DataFrame, names: Sequence[str], where: str) -> LabelColumns:
-    given = np.empty((len(frame), len(names)), np.int64)
-    for j, name in enumerate(names):
-        if name not in frame.columns:
-            raise InputError(f'{where} has no column "{name}"; {nearest(name, [str(c) for c in frame.columns])}')
-        given[:, j] = [_answer(cell, name, row, where) for row, cell in enumerate(frame[name])]
-    if len(set(names)) < max(2, len(names)):
-        raise InputError(f"labels_columns is {', '.join(names)}; expected two columns or more, each of them once.")
-    return LabelColumns(tuple(names), given, tuple(names))
-
-
 def _of_sets(sets: Sequence[Iterable[str]]) -> LabelSets:
-    names = sorted({name for labels in sets for name in labels})
-    _check_size(len(sets), len(names))
-    numbers = {name: j for j, name in enumerate(names)}
-    given = np.zeros((len(sets), len(names)), np.int64)
-    for row, labels in enumerate(sets):
-        given[row, [numbers[name] for name in labels]] = 1
-    return LabelSets(tuple(names), given)
+    from sklearn.preprocessing import MultiLabelBinarizer
+
+    binarizer = MultiLabelBinarizer(sparse_output=True)
+    given = binarizer.fit_transform(sets)
+    _check_size(*given.shape)
+    return LabelSets(tuple(binarizer.classes_), given.toarray().astype(np.int64))
 
 
 def _check_size(rows: int, labels: int) -> None:

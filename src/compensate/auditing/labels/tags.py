@@ -1,8 +1,7 @@
 """Sentences with a tag for each word.
 
-Every token is judged by models that did not learn from its sentence. Their features are the words around it, their shapes and the token's
-beginning and end, hashed. The judged class is the type of an entity; its boundaries (``B-``, ``I-`` and so on) follow from the types.
-Neighboring tokens with the same suggestion form one suspect.
+The features of a token are the words around it, their shapes and the token's beginning and end, hashed. The judged class is the type of an
+entity; its boundaries (``B-``, ``I-`` and so on) follow from the types. Neighboring tokens with the same suggestion form one suspect.
 
 Files are CoNLL (a token a line, its tag in the last column, an empty line between sentences) or JSONL with two lists a line.
 """
@@ -11,37 +10,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 
-from compensate.auditing.decisions import Applied, Correction
+from compensate.auditing.content import Content
+from compensate.auditing.decisions import Correction
 from compensate.auditing.execution import LOCAL, Execution
-from compensate.auditing.features import Progress, unused_encoder
+from compensate.auditing.features import Progress
 from compensate.auditing.findings import Address, Findings
-from compensate.auditing.labels.base import (
-    Group,
-    Judged,
-    Judging,
-    LabelKind,
-    Reader,
-    Reading,
-    applied,
-    check_given,
-    cross_fit,
-    group_findings,
-    list_items,
-    provenance_of,
-    suggestions,
-)
+from compensate.auditing.labels.base import Judged, NeighboringLabels, Reader, Reading, check_given, list_items
 from compensate.auditing.learners import View, assign_folds, content_keys
-from compensate.auditing.noise_model import Verdict, judge
+from compensate.auditing.noise_model import judge
 from compensate.auditing.write_back import TextEditor
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.data.jsonl import objects
@@ -49,32 +36,13 @@ from compensate.data.tables import LINES, table_format
 from compensate.errors import InputError
 from compensate.files import check_size, decode, read_bytes, read_lines
 
-if TYPE_CHECKING:
-    from compensate.auditing.content import Content
-    from compensate.auditing.result import Audit
-
-SUFFIXES = (".conll", ".conll2003", ".conll03", ".iob", ".iob2", ".bio", ".bioes")
-"""Of files with a token a line."""
-
-WORD_KEYS, TAG_KEYS = ("tokens", "words"), ("tags", "ner_tags", "labels", "pos_tags", "pos")
-"""Of the lists in a JSONL file."""
-
-OUTSIDE = "O"
-BEGINNINGS = ("B", "S", "U")
-"""The tag of a token outside entities, and the prefixes of a first token."""
-
-HASHED, MIN_OCCURRENCES = 1 << 18, 3
-"""Columns that features are hashed to, and the tokens that a column must occur in to be kept."""
-
-CHUNK = 20_000
-"""Sentences whose features are computed at once."""
-
-MIN_TOKENS = 20
-"""Tokens that an audit needs."""
-
-TOKEN_BYTES = 200
-"""Bytes of a token with its word and tag in memory, at least."""
-
+SUFFIXES = (".conll", ".conll2003", ".conll03", ".iob", ".iob2", ".bio", ".bioes")  # of files with a token a line
+WORD_KEYS, TAG_KEYS = ("tokens", "words"), ("tags", "ner_tags", "labels", "pos_tags", "pos")  # of lists in JSONL
+OUTSIDE, BEGINNINGS = "O", ("B", "S", "U")  # the tag of a token outside entities, and prefixes of a first token
+HASHED, MIN_OCCURRENCES = 1 << 18, 3  # columns of hashed features, and the tokens that a kept column occurs in
+CHUNK = 20_000  # sentences whose features are computed at once
+MIN_TOKENS = 20  # tokens that an audit needs
+TOKEN_BYTES = 200  # of a token with its word and tag in memory, at least
 _PREFIX = re.compile("([BIESLUM])-(.+)", re.DOTALL)
 _FIELD = re.compile(r"\S+")
 _TABBED_FIELD = re.compile(r"[^\s](?:[^\t]*[^\s])?")
@@ -89,14 +57,16 @@ class Token(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class TokenTags(LabelKind):
+class TokenTags(NeighboringLabels):
     """The tags of sentences. The part of an address is a range of tokens."""
 
     sentences: tuple[tuple[Token, ...], ...]
 
-    form: ClassVar[str] = "tokens"
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d{1,15}) (\d{1,6})")
-    noun: ClassVar[str] = "tags"
+    form = "tokens"
+    pattern = re.compile(r"(\d{1,15}) (\d{1,6})")
+    noun = "tags"
+    units = "tokens"
+    part_columns = (("token", attrgetter("start")), ("tokens", len))
 
     @cached_property
     def tokens(self) -> list[Token]:
@@ -109,7 +79,7 @@ class TokenTags(LabelKind):
         return np.repeat(np.arange(len(self.sentences)), [len(s) for s in self.sentences])
 
     def describe(self, data: Dataset, name: Callable[[str], str] = str) -> str:
-        types = {type_of(token.tag) for token in self.tokens} - {OUTSIDE}
+        types = {split_tag(token.tag)[1] for token in self.tokens} - {OUTSIDE}
         return f"{len(self.tokens):,} tokens, {len(types)} kinds of tags"
 
     @classmethod
@@ -118,31 +88,38 @@ class TokenTags(LabelKind):
             odd = [name for name, value in options.items() if value is not None and name != "encoding"]
             if odd:
                 raise InputError(f"{odd[0]} is not an option for tagged tokens; {data} is read as tokens and tags.")
-            return read_tokens(data, **options)
-        if isinstance(data, (list, tuple)) and len(data) and all(isinstance(item, (list, tuple)) for item in data):
+            path = Path(data)
+            text = decode(read_bytes(path, lines=True), path, options.get("encoding") or "utf-8")
+            # A token on each line; in JSONL, a comma after each word and after each tag.
+            check_size(max(text.count("\n"), text.count(",") // 2), 1, path, each=TOKEN_BYTES)
+            sentences, where = parse_tokens(text, path), str(path)
+        elif isinstance(data, (list, tuple)) and len(data) and all(isinstance(item, (list, tuple)) for item in data):
             if labels is None:
                 raise InputError("sentences have no tags of their own; pass them too: audit(words, tags).")
-            return of_lists(data, labels)
-        return other(data, labels, options)
-
-    def audit(self, data: Dataset, judging: Judging) -> Findings:
-        kept, classes, given, verdict, weights, notes, *_ = self.judge(judging.seed, judging.progress, judging.run)
-        groups, worst = self._groups(np.flatnonzero(kept), given, verdict)
-        return group_findings(
-            groups,
-            index=np.array([group.address.part.start for group in groups], np.int64),
-            classes=classes,
-            evidence={name: values[worst] for name, values in verdict.evidence(given[kept]).items()},
-            noise_rate=verdict.share,
-            probabilities=np.exp(verdict.log_q)[worst].astype(np.float32),
-            provenance=provenance_of(verdict, given[kept], judging.seed, weights),
-            notes=(*notes, *unused_encoder(judging.encoder, "tokens")),
-            data=data,
-        )
+            if len(data) != len(labels):
+                raise InputError(
+                    f"there are {len(data)} sentences, and tags for {len(labels)}; expected a list of tags for each."
+                )
+            pairs = list(zip(data, labels, strict=True))
+            for k, (words, tags) in enumerate(pairs):
+                if len(words) != len(tags):
+                    raise InputError(f"sentence {k} has {len(words)} tokens and {len(tags)} tags; expected one each.")
+            sentences = [[Token(str(w), str(t)) for w, t in zip(*pair, strict=True)] for pair in pairs]
+            where = "the list"
+        else:
+            return other(data, labels, options)
+        if not any(sentences):
+            raise InputError(
+                f"{where} holds no token; expected a word and its tag on each line, or two lists in each row."
+            )
+        x = np.empty(len(sentences), dtype=object)
+        x[:] = [" ".join(token.word for token in sentence) for sentence in sentences]
+        parts = cls(tuple(map(tuple, sentences)))
+        return Dataset(x, np.zeros(len(x), np.int64), ("tags",), raw=x, source=Source(kind="text"), parts=parts)
 
     def judge(self, seed: int = 0, progress: Progress | None = None, run: Execution = LOCAL) -> Judged:
         """Judges the type of each token."""
-        types = np.array([type_of(token.tag) for token in self.tokens], dtype=object)
+        types = np.array([split_tag(token.tag)[1] for token in self.tokens], dtype=object)
         names, given, counts = np.unique(types, return_inverse=True, return_counts=True)
         rare = counts < 2
         kept = ~rare[given]
@@ -155,49 +132,40 @@ class TokenTags(LabelKind):
         notes = (f"The only token with its tag cannot be checked and is left out: {listed}.",) if rare.any() else ()
         keys = content_keys([" ".join(token.word for token in sentence) for sentence in self.sentences])
         folds = assign_folds(np.zeros(len(self.sentences), np.int64), keys, seed=seed)[self.sentence_of]
-        view = View("words around", hashed_features(self.sentences, run))
-        log_q, weights = cross_fit(view, np.where(kept, given, UNLABELED), folds, len(names), seed, progress)
+        chunks = [self.sentences[start : start + CHUNK] for start in range(0, len(self.sentences), CHUNK)]
+        x = sp.vstack(list(run.map(hashed_features, chunks)), format="csr")
+        view = View("words around", x[:, np.flatnonzero(x.getnnz(0) >= MIN_OCCURRENCES)])
+        log_q, weights = self.cross_fit(view, np.where(kept, given, UNLABELED), folds, len(names), seed, progress)
         # Learned transitions assume that a tenth of all labels is wrong, more than most texts have entities: they are not used.
         verdict = judge(log_q[kept], given[kept])
         return Judged(kept, tuple(map(str, names)), given.astype(np.int64), verdict, weights, notes)
 
-    def _groups(self, kept: Ints, given: Ints, verdict: Verdict) -> tuple[list[Group], Ints]:
-        """Tokens of an entity, and neighbors with the same suggestion; and the most suspect token of each group, as a place in the verdict."""
-        changed = suggestions(verdict)
-        runs: list[list[int]] = []
-        for k, token in enumerate(kept.tolist()):
-            before = runs[-1][-1] if runs else -1
-            prefix = prefix_of(self.tokens[token].tag)
-            joins = (
-                before >= 0
-                and int(kept[before]) == token - 1
-                and self.sentence_of[token] == self.sentence_of[token - 1]
-                and given[token] == given[token - 1]
-                and prefix not in BEGINNINGS
-                and changed[k] == changed[before]
-                and (changed[k] >= 0 or prefix != "")
-            )
-            if joins:
-                runs[-1].append(k)
-            else:
-                runs.append([k])
+    def group(self, judged: Judged, changed: Ints) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
+        kept, given, verdict = np.flatnonzero(judged.kept), judged.given, judged.verdict
+        prefixes = np.array([split_tag(self.tokens[k].tag)[0] for k in kept], dtype=object)
+        alike = np.stack([kept - np.arange(len(kept)), self.sentence_of[kept], given[kept], changed])
+        joins = (np.diff(alike) == 0).all(0) & ~np.isin(prefixes[1:], BEGINNINGS)
+        joins &= (changed[1:] >= 0) | (prefixes[1:] != "")
+        runs = np.split(np.arange(len(kept)), np.flatnonzero(~joins) + 1)
         groups, worst = [], []
         for run in runs:
             p, odds = verdict.p_error[run], verdict.log_odds[run]
             # Suspect tokens count by their mean, tokens that look right by the most suspect one.
             combine = np.mean if changed[run[0]] >= 0 else np.max
-            worst.append(run[int(p.argmax())])
+            worst.append(int(run[p.argmax()]))
             first = int(kept[run[0]])
             part = range(first, first + len(run))
-            groups.append(
-                Group(
-                    Address(int(self.sentence_of[first]), part), " ".join(self.tokens[k].word for k in part), int(given[first]),
-                    int(verdict.suggested[worst[-1]]), float(combine(odds)), float(combine(p)),
-                )
-            )  # fmt: skip
-        return groups, np.array(worst)
+            words = " ".join(self.tokens[k].word for k in part)
+            best = int(verdict.suggested[worst[-1]])
+            address = Address(int(self.sentence_of[first]), part)
+            groups.append((address, words, int(given[first]), best, float(combine(odds)), float(combine(p))))
+        return groups, {
+            "index": np.array([int(kept[run[0]]) for run in runs], np.int64),
+            "evidence": {name: values[worst] for name, values in verdict.evidence(given[kept]).items()},
+            "probabilities": np.exp(verdict.log_q)[worst].astype(np.float32),
+        }
 
-    def show(self, content: Content, audit: Audit, row: int) -> Content:
+    def show(self, content: Content, audit: Findings, row: int) -> Content:
         """The sentence with its tags; the judged words are marked."""
         sentence, part = audit.addresses[row]
         start = int(np.searchsorted(self.sentence_of, sentence))
@@ -205,28 +173,22 @@ class TokenTags(LabelKind):
         return replace(content, text=None, tokens=tokens, marked=(part.start - start, part.stop - start))
 
     @classmethod
-    def address_columns(cls, addresses: Sequence[Address]) -> dict[str, list[Any]]:
-        return {"token": [a.part.start for a in addresses], "tokens": [len(a.part) for a in addresses]}
-
-    @classmethod
     def format(cls, address: Address) -> str:
         return f"{cls.form} {address.part.start} {len(address.part)}"
 
     @classmethod
-    def address(cls, match: re.Match[str], row: int) -> Address:
-        return Address(row, range(int(match[1]), int(match[1]) + int(match[2])))
+    def parse(cls, text: str, row: int = -1) -> Address:
+        first, count = map(int, cls.match(text).groups())
+        return Address(row, range(first, first + count))
 
     @classmethod
-    def write_back(
-        cls, data: Path, decided: Sequence[Correction], out: Path, reading: Reading, *, rematch: bool = False
-    ) -> Applied:
+    def write(cls, data: Path, decided: Sequence[tuple[Correction, Address]], out: Path, reading: Reading) -> int:
         editor = TextEditor(data, reading.encoding)
         sentences = parse_tokens(editor.text, data)
         tokens = [token for sentence in sentences for token in sentence]
-        types = [type_of(token.tag) for token in tokens]
+        types = [split_tag(token.tag)[1] for token in tokens]
         new = list(types)
-        for c in decided:
-            part = cls.parse(c.part).part
+        for c, (_, part) in decided:
             if part.stop > len(tokens) or not len(part):
                 raise InputError(f'a correction is about "{c.part}", and {data} has the tokens 0 to {len(tokens) - 1}.')
             check_given(data, c, " and ".join(sorted(set(types[part.start : part.stop]))))
@@ -234,10 +196,11 @@ class TokenTags(LabelKind):
                 if re.search(r"\s", c.label.strip()):
                     raise InputError(f'"{c.label[:40]}" holds a blank, which no tag may have.')
                 new[part.start : part.stop] = [c.label.strip()] * len(part)
-        known, scheme, at = {token.tag for token in tokens}, Scheme.of(sentences), 0
+        known, at = {token.tag for token in tokens}, 0
+        scheme = prefix_scheme(known)
         for sentence in sentences:
             here, tags = slice(at, at + len(sentence)), [token.tag for token in sentence]
-            before, after = (scheme.write(some[here], tags, types[here]) for some in (types, new))
+            before, after = (with_prefixes(scheme, some[here], tags, types[here]) for some in (types, new))
             for token, old, tag in zip(sentence, before, after, strict=True):
                 quoted = editor.text[slice(*token.span)].startswith('"')
                 if old == tag:
@@ -250,75 +213,49 @@ class TokenTags(LabelKind):
                 editor.replace(token.span, json.dumps(tag, ensure_ascii=False) if editor.lines and quoted else tag)
             at += len(sentence)
         editor.write(out)
-        return applied(out, decided, len(tokens), sum(c.changes for c in decided))
+        return len(tokens)
 
 
-# --- tags and features ----------------------------------------------------------------------------------------
+def split_tag(tag: str) -> tuple[str, str]:
+    """The prefix of a tag, if it has one, and the type.
 
-
-def type_of(tag: str) -> str:
-    """A tag without its prefix.
-
-    >>> type_of("B-location"), type_of("O"), type_of("NOUN")
-    ('location', 'O', 'NOUN')
+    >>> split_tag("B-location"), split_tag("O")
+    (('B', 'location'), ('', 'O'))
     """
     match = _PREFIX.fullmatch(tag)
-    return match[2] if match else tag
+    return (match[1], match[2]) if match else ("", tag)
 
 
-def prefix_of(tag: str) -> str:
-    """The prefix of a tag, if it has one."""
-    match = _PREFIX.fullmatch(tag)
-    return match[1] if match else ""
+def prefix_scheme(tags: Iterable[str]) -> str:
+    """The prefixes of a first, an inner, a last and a single token of an entity; empty if tags have none.
+
+    >>> prefix_scheme(["O", "B-x", "I-x"]), prefix_scheme(["O", "S-x"]), prefix_scheme(["NOUN"])
+    ('BIIB', 'BIES', '')
+    """
+    prefixes = {split_tag(tag)[0] for tag in tags} - {""}
+    if prefixes & {"S", "E"}:
+        return "BMES" if "M" in prefixes else "BIES"
+    return ("BILU" if prefixes & {"U", "L"} else "BIIB") if prefixes else ""
 
 
-@dataclass(frozen=True)
-class Scheme:
-    """The prefixes of a first, an inner, a last and a single token of an entity; empty if tags have none."""
+def with_prefixes(scheme: str, types: Sequence[str], tags: Sequence[str], before: Sequence[str]) -> list[str]:
+    """Tags of these types in a scheme; `tags` and `before` are the old tags and their types.
 
-    first: str = ""
-    inner: str = ""
-    last: str = ""
-    single: str = ""
-
-    @staticmethod
-    def of(sentences: Sequence[Sequence[Token]]) -> Scheme:
-        """The scheme of a file, by the prefixes of its tags.
-
-        >>> Scheme.of([[Token("a", "B-x"), Token("b", "I-x")]])
-        Scheme(first='B', inner='I', last='I', single='B')
-        """
-        prefixes = {prefix_of(token.tag) for sentence in sentences for token in sentence} - {""}
-        if not prefixes:
-            return Scheme()
-        if prefixes & {"S", "E"}:
-            return Scheme("B", "M" if "M" in prefixes else "I", "E", "S")
-        return Scheme("B", "I", "L", "U") if prefixes & {"U", "L"} else Scheme("B", "I", "I", "B")
-
-    def write(self, types: Sequence[str], tags: Sequence[str], before: Sequence[str]) -> list[str]:
-        """Tags of these types: a token with a new type joins the entity to its left, and other beginnings stay."""
-        if not self.first:
-            return list(types)
-        begins = [
-            k == 0 or types[k - 1] != kind or (before[k] == kind and prefix_of(tags[k]) in BEGINNINGS)
-            for k, kind in enumerate(types)
-        ] + [True]
-        written = []
-        for k, kind in enumerate(types):
-            ends = begins[k + 1]
-            sign = (self.single if ends else self.first) if begins[k] else (self.last if ends else self.inner)
-            written.append(OUTSIDE if kind == OUTSIDE else f"{sign}-{kind}")
-        return written
+    A token with a new type joins the entity to its left, and other beginnings stay.
+    """
+    if not scheme:
+        return list(types)
+    begins = [
+        k == 0 or types[k - 1] != kind or (before[k] == kind and split_tag(tags[k])[0] in BEGINNINGS)
+        for k, kind in enumerate(types)
+    ] + [True]
+    places = {(True, False): 0, (False, False): 1, (False, True): 2, (True, True): 3}
+    chosen = [scheme[places[pair]] for pair in pairwise(begins)]
+    return [OUTSIDE if kind == OUTSIDE else f"{prefix}-{kind}" for prefix, kind in zip(chosen, types, strict=True)]
 
 
-def hashed_features(sentences: Sequence[Sequence[Token]], run: Execution = LOCAL) -> Any:
-    """(N, D) sparse features of all tokens, computed in chunks of sentences."""
-    chunks = [sentences[start : start + CHUNK] for start in range(0, len(sentences), CHUNK)]
-    x = sp.vstack(list(run.map(_hashed_chunk, chunks)), format="csr")
-    return x[:, np.flatnonzero(x.getnnz(0) >= MIN_OCCURRENCES)]
-
-
-def _hashed_chunk(sentences: Sequence[Sequence[Token]]) -> Any:
+def hashed_features(sentences: Sequence[Sequence[Token]]) -> Any:
+    """(N, D) sparse features of all tokens."""
     from sklearn.feature_extraction import FeatureHasher
 
     hasher = FeatureHasher(HASHED, input_type="string", alternate_sign=False, dtype=np.float32)
@@ -344,22 +281,17 @@ def _features(words: list[str]) -> Iterator[list[str]]:
 def shape(word: str) -> str:
     """The kinds of characters of a word, without repetitions.
 
-    >>> shape("Paris"), shape("iPhone5"), shape("@user"), shape("1,000")
-    ('Xx', 'xXx0', '@x', '0,0')
+    >>> shape("Paris"), shape("HELLO"), shape("iPhone5"), shape("@user"), shape("1,000"), shape("")
+    ('Xx', 'X', 'xXx0', '@x', '0,0', '')
     """
     signs = ["x" if c.islower() else "X" if c.isupper() else "0" if c.isdigit() else c for c in word[:20]]
     return "".join([*signs[:1], *(b for a, b in pairwise(signs) if a != b)])
 
 
-# --- reading --------------------------------------------------------------------------------------------------
-
-
 def is_tokens(path: Path) -> bool:
     """Whether a file holds tagged tokens: by its name, or by the lists in its first line."""
-    if not path.is_file() or table_format(path) not in (*SUFFIXES, *LINES):
-        return False
-    if table_format(path) in SUFFIXES:
-        return True
+    if not path.is_file() or table_format(path) not in LINES:
+        return path.is_file() and table_format(path) in SUFFIXES
     first = next((line for line in read_lines(path) if line.strip()), b"null")
     try:
         return _keys(json.loads(first)) is not None
@@ -369,52 +301,15 @@ def is_tokens(path: Path) -> bool:
 
 def _keys(row: Any) -> tuple[str, str] | None:
     """The keys of the words and of the tags in a row."""
-    if not isinstance(row, dict):
-        return None
-    words, tags = (
-        next((key for key in keys if isinstance(row.get(key), list)), None) for keys in (WORD_KEYS, TAG_KEYS)
-    )
+    lists = [name for name, value in row.items() if isinstance(value, list)] if isinstance(row, dict) else []
+    words, tags = (next((key for key in keys if key in lists), None) for keys in (WORD_KEYS, TAG_KEYS))
     return None if words is None or tags is None else (words, tags)
 
 
-def read_tokens(path: str | Path, *, encoding: str = "utf-8") -> Dataset:
-    """Tagged sentences of a CoNLL or JSONL file."""
-    path = Path(path)
-    text = decode(read_bytes(path, lines=True), path, encoding)
-    # A token on each line; in JSONL, a comma after each word and after each tag.
-    check_size(max(text.count("\n"), text.count(",") // 2), 1, path, each=TOKEN_BYTES)
-    return of_sentences(parse_tokens(text, path), str(path))
-
-
-def of_sentences(sentences: Sequence[Sequence[Token]], where: str) -> Dataset:
-    """Tagged sentences as data to audit."""
-    if not any(sentences):
-        raise InputError(f"{where} holds no token; expected a word and its tag on each line, or two lists in each row.")
-    texts = np.empty(len(sentences), dtype=object)
-    texts[:] = [" ".join(token.word for token in sentence) for sentence in sentences]
-    tags = TokenTags(tuple(map(tuple, sentences)))
-    return Dataset(texts, np.zeros(len(texts), np.int64), ("tags",), raw=texts, source=Source(kind="text"), parts=tags)
-
-
-def of_lists(words: Sequence[Sequence[str]], tags: Sequence[Sequence[Any]]) -> Dataset:
-    """Tagged sentences from two lists of lists."""
-    if len(words) != len(tags):
-        raise InputError(
-            f"there are {len(words)} sentences, and tags for {len(tags)}; expected a list of tags for each."
-        )
-    for k, (some, their) in enumerate(zip(words, tags, strict=True)):
-        if len(some) != len(their):
-            raise InputError(f"sentence {k} has {len(some)} tokens and {len(their)} tags; expected one each.")
-    pairs = (zip(some, their, strict=True) for some, their in zip(words, tags, strict=True))
-    return of_sentences([[Token(str(word), str(tag)) for word, tag in pair] for pair in pairs], "the list")
-
-
-def parse_tokens(text: str, path: Path) -> list[list[Token]]:
+def parse_tokens(text: str, where: Path) -> list[list[Token]]:
     """The sentences in the text of a file."""
-    return _jsonl(text, path) if table_format(path) in LINES else _conll(text, path)
-
-
-def _conll(text: str, where: Path) -> list[list[Token]]:
+    if table_format(where) in LINES:
+        return _parse_lists(text, where)
     sentences: list[list[Token]] = [[]]
     at = 0
     for number, line in enumerate(text.split("\n"), 1):
@@ -434,7 +329,7 @@ def _conll(text: str, where: Path) -> list[list[Token]]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _jsonl(text: str, where: Path) -> list[list[Token]]:
+def _parse_lists(text: str, where: Path) -> list[list[Token]]:
     sentences: list[list[Token]] = []
     for number, members in enumerate(objects(text, where)):
         row = {key: (value, span) for key, value, span in members}

@@ -167,10 +167,6 @@ function cards(open) {
     const conclusion = concludeScores(data.scores);
     found.push(card(`How suspect each ${noun} is`, histogramPicture(data.scores, "probability of being wrong", "Histogram of probabilities. " + said(conclusion)), conclusion));
   }
-  if (data.compensations) {
-    const conclusion = concludeCompensations(data.compensations);
-    found.push(card("How much each row was compensated", histogramPicture(data.compensations, "size of the compensation", "Histogram of compensation sizes. " + said(conclusion)), conclusion));
-  }
   for (const measure of ["accuracy", "loss"]) {
     const curves = data.curves.filter((c) => c.measure === measure && c.values.some((v) => v !== null));
     if (curves.length === 0) continue;
@@ -234,20 +230,6 @@ function concludeScores({ edges, counts, flagged, threshold }) {
   if (near === 0) return ["No row lies near the threshold: a slightly different one would flag the same rows."];
   if (near < 0.1 * hot) return [`Few rows lie near the threshold (${count(near)}, and ${count(hot)} are flagged): a slightly different one would flag nearly the same.`];
   return [`${count(near, "row")} ${near === 1 ? "lies" : "lie"} near the threshold, and ${count(hot)} ${hot === 1 ? "is" : "are"} flagged: a slightly different one would flag more or fewer, so review from the most certain down.`];
-}
-
-function concludeCompensations({ edges, counts, flagged }) {
-  const sum = (values) => values.reduce((a, b) => a + b, 0);
-  const hot = sum(flagged);
-  const rest = sum(counts) - hot;
-  if (hot === 0 || rest <= 0) return [`${percent(1 - counts[0] / (sum(counts) || 1))} of the rows took a compensation of ${number(edges[1])} or more.`];
-  // The largest edge that at least half of the flagged rows reach.
-  const reach = (values, from) => sum(values.slice(from));
-  let from = flagged.length - 1;
-  while (from > 0 && reach(flagged, from) < hot / 2) from -= 1;
-  const others = (reach(counts, from) - reach(flagged, from)) / rest;
-  const both = `${percent(reach(flagged, from) / hot)} of the flagged rows took a compensation of ${number(edges[from])} or more, and ${percent(others)} of the others: `;
-  return [both + (others < 0.1 ? "the training itself singled them out." : "by its size alone, compensation does not tell them apart.")];
 }
 
 function concludeCurves(measure, curves) {
