@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,9 +20,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _deterministic() -> None:
+def _deterministic(request: pytest.FixtureRequest) -> None:
+    """Every test starts from the same random numbers, in whatever order tests are run."""
     torch.set_num_threads(1)
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` also notes where it was called, for each kind of GPU
+    if isinstance(generator := getattr(request.module, "RNG", None), np.random.Generator):
+        generator.bit_generator.state = np.random.default_rng(0).bit_generator.state
 
 
 @pytest.fixture(autouse=True)
