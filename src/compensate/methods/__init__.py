@@ -14,4 +14,5 @@ from compensate.methods.mixed import *
 from compensate.methods.prediction import *
 from compensate.methods.registry import METHODS as METHODS
 from compensate.methods.registry import Method as Method
+from compensate.methods.robust import *
 from compensate.methods.weighting import *

@@ -24,6 +24,7 @@ from compensate.methods.weighting import of_given
 from compensate.terms.adversarial import Adversarial
 from compensate.terms.classes import Counts, label_shares, proportions
 from compensate.terms.schedules import Warmup
+from compensate.terms.strength import Scaled, Strength, Withheld
 
 __all__ = ["adversarial_logit", "category_logit", "causal_logit", "gated_category", "logcomp", "lpl", "meta_logit"]
 
@@ -61,6 +62,7 @@ def logcomp(
     preset: Literal["paper", "paper-per-sample"] | None = None,
     batch_size: int = 128,
     warmup: float | None = None,
+    strength: Literal["auto"] | None = None,
     table: Store = "auto",
     record: Literal["auto", "full", "lean", "none"] = "auto",
     base: BinaryBase = None,
@@ -84,6 +86,8 @@ def logcomp(
         preset, batch_size: the paper's values for arguments not given: "paper" applies its learning rate to the mean over a batch
             (divided by `batch_size`), "paper-per-sample" to each sample; both by subgradient.
         warmup: epochs over which `lam`, a number, falls from 1, where nothing is compensated, to its value.
+        strength: "auto" moves `lam` from 1 to its value only as far as the model memorizes labels, or predicts withheld ones well; see
+            :class:`~compensate.terms.Strength`.
         table: the storage of the rows: "auto" (in full up to a gigabyte), "dense", "sparse", or the name of a file, such as
             "rows.tab"; with the suffix ":float16", in 16 bits. See :class:`~compensate.terms.Sample`.
         record: the record for `suspects`: "full", 24 bytes a sample; "lean", 8; "none"; "auto", full up to a million samples.
@@ -95,22 +99,26 @@ def logcomp(
     one_of("preset", preset, None, "paper", "paper-per-sample")
     one_of("record", record, "auto", "full", "lean", "none")
     # The paper's Appendix B searches {0.25, 0.35} and {1.5, 3, 4.5, 6}.
-    strength: Value = lam if lam is not None else DEFAULT_LAMBDA if preset is None else 0.25
+    weight: Value = lam if lam is not None else DEFAULT_LAMBDA if preset is None else 0.25
     rate = {None: 1.0, "paper": 3.0 / batch_size, "paper-per-sample": 3.0}[preset]
     moves = update or ("prox" if preset is None else "subgradient")
     labels = num_classes if base == "bce" else 1
-    if warmup is not None:
-        if callable(strength):
-            raise InputError(
-                f"lam is a schedule and warmup={warmup}; expected a number to warm up, or a schedule without warmup."
-            )
-        strength = Warmup(1.0, float(strength), epochs=warmup, num_samples=num_samples * labels)
-    size = (num_samples * labels, num_classes // labels)
-    rows = Sample(*size, penalty=L1(strength), lr=rate if lr is None else lr, update=moves, store=table)
-    lean = record == "lean" or (record == "auto" and num_samples * labels > MAX_FULL_RECORD)
     classes = 2 if base == "bce" else num_classes
+    one_of("strength", strength, None, "auto")
+    if callable(weight) and (warmup is not None or strength is not None):
+        raise InputError(
+            f"lam is a schedule, with warmup={warmup} and strength={strength}; expected a number, or a schedule without them."
+        )
+    if warmup is not None:
+        weight = Warmup(1.0, float(weight), epochs=warmup, num_samples=num_samples * labels)
+    measured = None if strength is None else Strength(num_samples * labels, classes)
+    weight = weight if measured is None else Scaled(weight, measured, rest=1.0)
+    size = (num_samples * labels, num_classes // labels)
+    rows = Sample(*size, penalty=L1(weight), lr=rate if lr is None else lr, update=moves, store=table)
+    lean = record == "lean" or (record == "auto" and num_samples * labels > MAX_FULL_RECORD)
     kept = Evidence(num_samples, score="margin", lean=lean, num_classes=classes, num_labels=labels)
-    return Compensated(logit=rows, base=base, record=None if record == "none" else kept)
+    loss = None if measured is None else Withheld(measured)
+    return Compensated(logit=rows, loss=loss, base=base, record=None if record == "none" else kept)
 
 
 @method(

@@ -8,13 +8,14 @@ from typing import Any, Literal, final
 from torch import Tensor
 
 from compensate.core.batch import Batch, Value
-from compensate.core.criterion import BinaryBase, Compensated
+from compensate.core.criterion import BinaryBase, Compensated, Terms
 from compensate.core.statistics import labels_of
 from compensate.errors import InputError, check, one_of
 from compensate.methods.registry import Block, Choice, Formula, PaperData, Real, Space, each, method
 from compensate.terms.adversarial import Adversarial, Pull
 from compensate.terms.prior import Toward, uniform
 from compensate.terms.schedules import Over, Ramp, Top, Warmup, Where, above, below
+from compensate.terms.strength import Scaled, Strength, Withheld
 
 __all__ = ["mixcomp", "mixcomp_adaptive", "semantics_preserving_at"]
 
@@ -44,11 +45,11 @@ _TEXT_CANDIDATES = [
 
 
 def _in_both_directions(
-    threshold: Value, eta: Value, eps: Value, loop: dict[str, Any], base: BinaryBase = None
+    threshold: Value, eta: Value, eps: Value, loop: dict[str, Any], base: BinaryBase = None, loss: Terms = None
 ) -> Compensated:
     """Logits of samples above a threshold move to lower the loss; features of the others, if `eps` is not 0, to raise it."""
     attack = Where(below(threshold), Adversarial(eps, **loop)) if callable(eps) or eps else None
-    return Compensated(logit=Where(above(threshold), Pull(eta)), feature=attack, base=base)
+    return Compensated(logit=Where(above(threshold), Pull(eta)), feature=attack, loss=loss, base=base)
 
 
 @method(
@@ -68,6 +69,7 @@ def mixcomp(
     floor: float = LOG_2,
     over: Over = "batch",
     warmup: float | tuple[float, float] = 2.0,
+    strength: Literal["auto"] | None = None,
     preset: Literal["paper"] | None = None,
     eps2: float = 0.0,
     base: BinaryBase = None,
@@ -92,6 +94,8 @@ def mixcomp(
         over: the losses that `pro` counts: of the "batch", or of the last "epoch" (needs `num_samples`).
         warmup: epochs over which `eta`, a number, rises from 0 to its value, if `num_samples` gives the length of an epoch; or the
             shares of the training between which it rises; 0 for none, as in the paper, where a model may ignore a whole class.
+        strength: "auto" multiplies `eta` by the strength that the training measures, and needs `num_samples` and `num_classes`; see
+            :class:`~compensate.terms.Strength`.
         preset: "paper" compensates `pro` percent of every batch from the first step: `warmup=0, floor=0`.
         eps2: the radius :math:`\epsilon_2` of the feature compensation; 0 with `base="bce"`.
 
@@ -116,7 +120,13 @@ def mixcomp(
         eta = Ramp(0.0, float(eta), begin=warmup[0], finish=warmup[1])
     elif warmup and num_samples is not None and not callable(eta):
         eta = Warmup(0.0, float(eta), epochs=warmup, num_samples=num_samples)
-    return _in_both_directions(threshold, eta, eps2, loop, base)
+    one_of("strength", strength, None, "auto")
+    if strength is None:
+        return _in_both_directions(threshold, eta, eps2, loop, base)
+    if rows is None or num_classes is None:
+        raise InputError('strength="auto" measures each sample: give num_samples and num_classes.')
+    measured = Strength(rows, 2 if base == "bce" else num_classes)
+    return _in_both_directions(threshold, Scaled(eta, measured), eps2, loop, base, loss=Withheld(measured))
 
 
 def by_loss(s: Batch, eps: float, tau: Tensor | float) -> Tensor:

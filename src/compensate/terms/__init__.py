@@ -18,13 +18,14 @@ from compensate.terms.adversarial import Adversarial, Pull
 from compensate.terms.gradients import Amplify, ClipGradient, GradientNoise, SharpnessAware
 from compensate.terms.prior import Slack, Toward, prediction, uniform
 from compensate.terms.schedules import Ramp, StepSchedule, Top, Warmup, Where, above, below
+from compensate.terms.strength import Scaled, Strength, Withheld
 from compensate.terms.structure import Dissimilarity, EdgeRecord, Edges
 from compensate.terms.views import ExtremeView, OtherView, RandomMix, Views
 
 __all__ = [
     "L1", "L2", "Adversarial", "Amplify", "AtLeast", "Ball", "Batch", "Between", "Category", "ClassMean",
     "ClipGradient", "Corpus", "Dissimilarity", "EdgeRecord", "Edges", "Evidence", "ExtremeView", "Fresh",
-    "GradientNoise", "Group", "GroupL2", "OtherView", "Pull", "Ramp", "RandomMix", "Sample", "SharpnessAware",
-    "Slack", "Statistic", "StepSchedule", "Top", "Toward", "Views", "Warmup", "Where", "above", "below", "prediction",
-    "uniform",
+    "GradientNoise", "Group", "GroupL2", "OtherView", "Pull", "Ramp", "RandomMix", "Sample", "Scaled",
+    "SharpnessAware", "Slack", "Statistic", "StepSchedule", "Strength", "Top", "Toward", "Views", "Warmup", "Where",
+    "Withheld", "above", "below", "prediction", "uniform",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from compensate.core.batch import Batch
 from compensate.errors import InputError, NotFinite
+from compensate.terms.strength import Strength
 from compensate.training import checkpoint
 from compensate.training.distributed import Exchange, move
 from compensate.training.evaluation import Rows, Samples, evaluate
@@ -297,6 +298,8 @@ class Trainer:
             "epoch": at.epoch + 1, "lr": self.rate(at.step - 1, self.total), "train_loss": loss / count,
             "train_accuracy": right / count, "compensated": moved / count,
         }  # fmt: skip
+        if (strength := Strength.of(learner.criterion)) is not None:
+            row["strength"] = float(strength.value)
         # Running means of batch normalization differ between processes; the main process decides.
         self.processes.broadcast(learner.model.buffers())
         for name, samples in self.held_out.items():

@@ -1,0 +1,163 @@
+"""The method to try first: labels and losses are compensated toward the model's own past predictions, as far as labels are memorized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from compensate.core.batch import Batch, Value, at
+from compensate.core.criterion import BinaryBase, Compensated, Term
+from compensate.core.statistics import Evidence, Statistic, labels_of
+from compensate.errors import InputError, check
+from compensate.methods.registry import Block, Choice, Formula, Real, Space, method
+from compensate.terms.strength import GAIN, Strength, Withheld
+
+__all__ = ["robust"]
+
+FLOOR = 1e-4
+"""Predictions are kept this far from 0 and 1 in the running means and in the loss term."""
+
+
+def distribution(s: Batch, values: Tensor) -> Tensor:
+    """(B, C) the values; with several labels, (B, 2) of the probabilities (B, 1) that a label holds."""
+    return torch.cat([1 - values, values], -1) if s.places.binary else values
+
+
+def support(s: Batch, mean: Tensor) -> Tensor:
+    """(B,) the running mean at the given label, relative to its largest entry; 1 where the model has preferred the label."""
+    return (mean * distribution(s, s.y.to(mean.dtype))).sum(-1) / mean.amax(-1).clamp(min=FLOOR)
+
+
+@final
+class RunningMean(Statistic):
+    r"""The running mean :math:`t_i \leftarrow \beta t_i + (1 - \beta) p_i` of the predictions of each sample, from zero; (B, C).
+
+    It also keeps the mean :func:`support` of the labels of each class over the last epoch, `by_class` (C,).
+    """
+
+    observes, reader, binary = "logits", "a running mean of predictions", True
+
+    def __init__(self, num_samples: int, num_classes: int, beta: float) -> None:
+        super().__init__()
+        check(0 <= beta < 1, "a momentum in [0, 1)", beta=beta)
+        self.num_samples, self.beta, self.rolls = num_samples, beta, True
+        self.rows = self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
+        self.sums = self.track("sums", torch.zeros(2, num_classes), merge="sum")
+        self.by_class = self.track("by_class", torch.ones(num_classes), merge="same")
+
+    def observe(self, s: Batch) -> None:
+        """Moves the means of the batch."""
+        index, p = self.index(s), distribution(s, s.p.detach()).clamp(FLOOR, 1 - FLOOR).to(self.rows.dtype)
+        moved = torch.lerp(p, self.rows[index], self.beta)
+        self.rows[index] = moved if s.complete else torch.where(s.valid[:, None], moved, self.rows[index])
+        self.sums.index_add_(1, s.labels, torch.stack([support(s, moved), torch.ones_like(moved[:, 0])]) * s.valid)
+
+    def undo(self, s: Batch) -> Callable[[], None]:
+        """Restores the rows of the batch and the sums."""
+        rows = self.index(s)
+        before, sums = self.rows[rows], self.sums.clone()
+
+        def back() -> None:
+            self.rows[rows] = before
+            self.sums.copy_(sums)
+
+        return back
+
+    def end_epoch(self) -> None:
+        """The support of the classes in this epoch becomes the value."""
+        self.by_class.copy_(torch.where(self.sums[1] > 0, self.sums[0] / self.sums[1], self.by_class).clamp(min=FLOOR))
+        self.sums.zero_()
+
+    def forward(self, s: Batch) -> Tensor:
+        return self.rows[self.index(s)].to(s.u.dtype)
+
+    def extra_repr(self) -> str:
+        return f"beta={self.beta:g}"
+
+
+@final
+class TowardMean(Block):
+    """The label term of :func:`robust`."""
+
+    on_simplex, binary = True, True
+
+    def __init__(self, mean: RunningMean, strength: Value) -> None:
+        super().__init__()
+        self.mean, self.strength = mean, strength
+
+    def forward(self, s: Batch) -> Tensor:
+        """(B, C) the label compensation."""
+        t = self.mean(s)
+        usual = self.mean.by_class[s.labels].to(t.dtype)
+        doubt = (1 - support(s, t) / usual).clamp(min=0) * (GAIN * (2 * usual - 1)).clamp(0, 1)
+        guess = t[:, -s.y.shape[-1] :] / t.sum(-1, keepdim=True).clamp(min=FLOOR)
+        return at(self.strength, s) * doubt[:, None] * (guess - s.y)
+
+
+def loss_term(s: Batch, mean: Tensor, strength: Tensor | float, lam: float) -> Tensor:
+    """The loss term of :func:`robust`."""
+    agreement = (mean * distribution(s, s.p).clamp(FLOOR, 1 - FLOOR)).sum(-1)
+    delta = strength * lam * torch.log1p(-agreement)
+    return delta if s.complete else torch.where(s.valid, delta, 0.0)
+
+
+@method(
+    "label+loss", "mixed", "prior+tuning", "sample+corpus", equation="6, 7, in a nonlinear form", needs=["index", "epochs"],
+    reference="this library; the loss term is of Liu et al., Early-Learning Regularization, NeurIPS 2020",
+    limits="Strength 0 is cross entropy. Fewer than 200 samples cannot tell memorization from chance: the strength stays 0. It costs accuracy on rare "
+    "classes: for long-tailed data take a method for imbalance. Errors that a model learns as a pattern are found by an audit.",
+    search=Space({"lam": Real(0.5, 10.0, log=True), "beta": Real(0.3, 0.99), "strength": Choice((0.5, 1.0))}),
+)  # fmt: skip
+def robust(
+    *,
+    num_samples: int,
+    num_classes: int,
+    strength: Value | Literal["auto"] = "auto",
+    lam: float = 3.0,
+    beta: float = 0.7,
+    withheld: float = 0.02,
+    seed: int = 0,
+    base: BinaryBase = None,
+) -> Compensated:
+    r"""Compensation toward the model's own past predictions, as strong as the memorization that it measures in itself.
+
+    .. math:: \Delta y_i = s\, a_i (\bar t_i - y_i), \qquad \Delta l_i = s \lambda \log(1 - \langle t_i, p_i \rangle), \qquad
+              a_i = \max\left(0,\; 1 - \frac{r_i}{\bar r_{y_i}}\right), \quad r_i = \frac{\langle t_i, y_i \rangle}{\max_c t_{i,c}}
+
+    where :math:`t_i \leftarrow \beta t_i + (1 - \beta) p_i` is the running mean of the predictions of a sample and :math:`\bar t_i` is
+    :math:`t_i` divided by its sum. The doubt :math:`a_i` compares the support :math:`r_i` of the given label with :math:`\bar r_c`, the
+    mean support of its class over the last epoch, and is scaled by :math:`\min(1, \max(0, 5 (2 \bar r_c - 1)))`: a class that the model has
+    not learned yet is not doubted.
+
+    The strength :math:`s` starts at 0, which is cross entropy, and is measured once per epoch on a few labels that are withheld from the
+    model (:class:`~compensate.terms.Strength`). It rises where the model memorizes labels and where it predicts withheld labels well.
+    Training that memorizes nothing, for example with strong augmentation, stays as it is.
+
+    Call `criterion.end_epoch()` after each epoch. `print(criterion)` shows the strength, `Strength.of(criterion).curve()` its history.
+    Withheld samples have the loss 0, keep their labels, and are trained on once the strength is 1.
+
+    Args:
+        strength: "auto", or a number from 0 to 1 or a schedule; then nothing is withheld or measured.
+        lam, beta: :math:`\lambda` and :math:`\beta`, as in :func:`~compensate.methods.loss.elr`.
+        withheld: the share of withheld samples; small sets withhold up to 100 samples, at most a tenth.
+        seed: of the choice of withheld samples.
+
+    >>> criterion = robust(num_samples=1000, num_classes=3)
+    >>> criterion(torch.tensor([[3.0, 0.8, 0.2]]), torch.tensor([1]), torch.tensor([7]))
+    tensor(2.3584)
+    """
+    labels = labels_of(base, num_samples, num_classes)
+    rows, classes = num_samples * labels, 2 if base == "bce" else num_classes
+    measured = Strength(rows, classes, withheld, seed) if strength == "auto" else None
+    if isinstance(strength, str) and measured is None:
+        raise InputError(f'strength is "{strength}"; expected "auto" or a number from 0 to 1.')
+    check(not isinstance(strength, int | float) or 0 <= strength <= 1, "a strength from 0 to 1", strength=strength)
+    mean, value = RunningMean(rows, classes, beta), measured or strength
+    loss: tuple[Term, ...] = (Formula(loss_term, mean=mean, strength=value, lam=lam, binary=True),)
+    record = Evidence(num_samples, score="margin", num_classes=classes, num_labels=labels)
+    return Compensated(
+        label=TowardMean(mean, value), loss=(*loss, Withheld(measured)) if measured else loss, base=base, record=record
+    )
