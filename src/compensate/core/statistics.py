@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import Batch
+from compensate.core.batch import Batch, softmax
 from compensate.core.layout import chunks, distinct_rows, held_range, is_eager_cpu
+from compensate.core.stages import full_precision
 from compensate.core.validation import checked_classes, checked_index
 from compensate.errors import InputError, check, one_of
 
@@ -247,7 +248,7 @@ class Evidence(Statistic):
         if general or s.plain.numel() > BUFFER // 2 or torch.compiler.is_compiling():
             self.flush()
             u = F.pad(s.plain, (1, 0)) if s.places.binary else s.plain  # a label as two classes, with logits 0 and u
-            known = s.plain_losses if not general and "logp" in vars(s) else None
+            known = s.plain_losses if not general and {"p", "plain_losses"} & vars(s).keys() else None
             self._add(Visits(index, u, labels, du), [len(index)], known, s if general else None)
             return
         first = self._buffer[0] if self._buffer else None
@@ -311,10 +312,11 @@ class Evidence(Statistic):
         classes = None if s is not None and s.places.binary else self.classes
         parts = []
         for v, c, dv in chunks(u, given[:, None], du):
-            best, voted = largest(v[:, :classes].scatter(1, c, -torch.inf))
             # Row by row: the numbers must not depend on the other visits in the buffer.
-            loss = F.cross_entropy(v, c[:, 0], reduction="none") if losses is None else best
-            parts.append((v.gather(1, c)[:, 0] - best, voted, dv.abs().sum(1), loss))
+            v = softmax(full_precision(v), log=True) if losses is None else v.clone()
+            own = v.gather(1, c)[:, 0]
+            best, voted = largest(v[:, :classes].scatter_(1, c, -torch.inf))
+            parts.append((own - best, voted, dv.abs().sum(1), -own))
         margin, voted, size, loss = (torch.cat(column) for column in zip(*parts, strict=True))
         loss = loss if losses is None else losses
         p = (-margin - loss).exp()  # the softmax of `best`: the loss is its log-partition minus the given logit

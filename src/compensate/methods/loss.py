@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compensate.core.batch import Batch, Value
 from compensate.core.criterion import BinaryBase, Compensated
-from compensate.core.layout import put_rows
+from compensate.core.layout import chunks, put_rows
 from compensate.core.proximal import L1, AtLeast
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Statistic
@@ -42,9 +42,13 @@ def base(*, num_classes: int | None = None, base: BinaryBase = None) -> Compensa
     return Compensated(base=base)
 
 
+FLOOR = 1e-4
+"""Predictions are kept this far from 0 and 1."""
+
+
 @final
 class TemporalEnsemble(Statistic):
-    """The running means of :func:`elr`, from zero, including the current predictions, clamped and divided by their sums; (B, C)."""
+    """The running means of :func:`elr`, from zero: (B, C), including the current predictions, bounded and divided by their sums."""
 
     reader = "a running mean of predictions"
 
@@ -54,49 +58,48 @@ class TemporalEnsemble(Statistic):
         self.num_samples, self.num_classes, self.beta = num_samples, num_classes, beta
         self.rows = self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
 
-    def forward(self, s: Batch) -> tuple[Tensor, Tensor]:
-        """(B, C) the bounded predictions and the running means, constants; the means are written if the batch is accepted."""
+    def forward(self, s: Batch) -> Tensor:
+        """(B, C) the running means, constants; they are written if the batch is accepted."""
         index = self.index(s)
         with torch.no_grad():
-            p = F.hardtanh_(s.logp.exp(), FLOOR, 1 - FLOOR)
             rows = self.rows.index_select(0, index)
             if s.learn:
-                now = p.to(rows.dtype)
-                rows.mul_(self.beta).addcdiv_(now, now.sum(-1, keepdim=True), value=1 - self.beta)
+                for t, p in chunks(rows, s.p.detach()):
+                    now = p.clamp(FLOOR, 1 - FLOOR).to(t.dtype)
+                    t.mul_(self.beta).addcdiv_(now, now.sum(-1, keepdim=True), value=1 - self.beta)
                 s.later(partial(put_rows, self.rows, index, rows, None if s.complete else s.valid))
-            return p, rows.to(s.u.dtype)
+            return rows.to(s.u.dtype)
 
     def observe(self, s: Batch) -> None:
         """The term that reads the means has moved them."""
 
 
-FLOOR = 1e-4
-"""Predictions are kept this far from 0 and 1."""
-
-
 class Disagreement(torch.autograd.Function):
-    """(B,) log(1 - <t, p>) of running means t and bounded predictions p, with its slope by the log-predictions in closed form."""
+    """(B,) log(1 - <t, p>) of running means t and bounded predictions p = S(u), with its slope by the logits u in closed form."""
 
     @staticmethod
-    def forward(ctx: Any, logp: Tensor, p: Tensor, t: Tensor) -> Tensor:
-        product = t * p
-        rest = 1 - product.sum(-1)
-        torch.ops.aten.hardtanh_backward(product, p, FLOOR, 1 - FLOOR, grad_input=product)  # 0 where a bound holds
-        ctx.save_for_backward(logp, t, product, rest)
+    def forward(ctx: Any, u: Tensor, p: Tensor, t: Tensor) -> Tensor:
+        rest = torch.cat([1 - (q.clamp(FLOOR, 1 - FLOOR) * v).sum(-1) for q, v in chunks(p, t)])
+        ctx.save_for_backward(u, p, t, rest)
         return rest.log()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        logp, t, product, rest = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for second derivatives
-            p = F.hardtanh(logp.exp(), FLOOR, 1 - FLOOR)
-            product, rest = torch.where((p > FLOOR) & (p < 1 - FLOOR), t * p, 0.0), 1 - (t * p).sum(-1)
-        return product * (-grad / rest)[:, None], None, None
+        u, p, t, rest = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives, by definition
+            value = (1 - (u.softmax(-1).clamp(FLOOR, 1 - FLOOR) * t).sum(-1)).log()
+            return torch.autograd.grad(value, u, grad, create_graph=True)[0], None, None
+        slope = torch.empty_like(p)
+        for h, q, v, g in chunks(slope, p, t, (-grad / rest)[:, None]):
+            torch.mul(v, g, out=h)
+            torch.ops.aten.hardtanh_backward(h, q, FLOOR, 1 - FLOOR, grad_input=h)  # 0 where a bound holds
+            torch._softmax_backward_data(h, q, -1, q.dtype, grad_input=h)
+        return slope, None, None
 
 
-def elr_term(s: Batch, ensemble: tuple[Tensor, Tensor], lam: float) -> Tensor:
+def elr_term(s: Batch, ensemble: Tensor, lam: float) -> Tensor:
     """The loss term of :func:`elr`."""
-    delta = lam * Disagreement.apply(s.logp, *ensemble)  # type: ignore[no-untyped-call]
+    delta = lam * Disagreement.apply(s.u, s.p.detach(), ensemble)  # type: ignore[no-untyped-call]
     return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
 
