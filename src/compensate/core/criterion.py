@@ -119,7 +119,7 @@ class CrossEntropyWithSlope(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, du: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        q = full_precision(u + du)
+        q = u + du if u.dtype.itemsize > 2 else (u + du).float()
         losses = F.nll_loss(q, labels, reduction="none") + q.amax(-1)
         p = softmax(q) if q.shape[-1] < 16 else torch.softmax(q, -1, out=q)
         losses = (losses - p.amax(-1).log()).to(u.dtype)
@@ -541,9 +541,11 @@ class Compensated(nn.Module):
         """
         if s.touched and not s.touched[0].rows.requires_grad:
             assert s.slope is not None
-            valid_slope = s.slope if s.complete else torch.where(s.valid[:, None], s.slope, 0.0)
             for touched in s.touched:
-                slope = s.places.totals(valid_slope) if touched.by_sample else valid_slope
+                slope = s.slope
+                if not s.complete and (touched.which is not None or touched.by_sample):
+                    slope = torch.where(s.valid[:, None], slope, 0.0)
+                slope = s.places.totals(slope) if touched.by_sample else slope
                 grad = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
                 if touched.which is not None:
                     grad = torch.zeros_like(touched.rows).index_add_(0, touched.which, grad)

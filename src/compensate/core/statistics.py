@@ -243,7 +243,8 @@ class Evidence(Statistic):
         if not s.complete or self.skip:
             seen = s.valid & (s.epoch >= self.skip) if self.skip else s.valid
             labels = labels.masked_fill(~seen, -1)
-        du = s.u.new_zeros(len(s.u), 1) if s.du is None else s.du.detach().expand_as(s.u)
+        du = s.u.new_zeros(len(s.u), 1) if s.du is None else s.du
+        du = du if s.du is None or du.shape == s.u.shape else du.expand_as(s.u)
         general = not s.hard or s.criterion.base is not None or s.places.several
         if general or s.plain.numel() > BUFFER // 2 or torch.compiler.is_compiling():
             self.flush()
@@ -256,7 +257,8 @@ class Evidence(Statistic):
             self.flush()
         self._buffered += s.plain.numel()
         # The caller may reuse its tensors.
-        self._buffer.append(Visits(index.clone(), s.plain.clone(), labels.clone(), du.clone()))
+        index, labels = index.clone() if index is s.index else index, labels.clone() if labels is s.target else labels
+        self._buffer.append(Visits(index, s.plain.clone(), labels, du.clone()))
         self._indices.append(self._buffer[-1].rows if s.index is None or index.is_cpu else s.index.clone())
         if self._buffered > BUFFER:
             self.flush()

@@ -55,7 +55,7 @@ def require_true(
         example: what to write before the message in "sync" mode, a function of where the condition fails.
     """
     if check in ("async", "kernels"):
-        torch._assert_async(condition.all(), message)
+        torch._assert_async(condition.all() if condition.ndim else condition, message)
     elif check == "sync" and not bool(condition.all()):
         raise InputError(message if example is None else f"{example(~condition)}: {message}")
 
@@ -145,7 +145,7 @@ def check_batch(s: Batch, u: Tensor) -> None:
             "logits were made under torch.inference_mode(), which records no gradients for the model. Run the model of a training "
             "step outside of it, or write criterion.eval() for the plain loss."
         )
-    if check != "off" and u.numel():
+    if check != "off" and u.numel() and (check == "sync" or torch.compiler.is_compiling()):  # else NaN reaches the loss
         # NaN and infinity survive a sum; large finite numbers may overflow, hence the second check.
         total = u.detach().sum()
         if check != "sync":
