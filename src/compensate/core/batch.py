@@ -244,8 +244,10 @@ class Batch:
     @once
     def plain_losses(self) -> Tensor:
         """(B,) losses without compensation and without class weights, constants."""
+        if "l" in vars(self) and self._plain_inputs and self.du is None and self.dp is None and self.dy is None:
+            return self.l.detach()
         with torch.no_grad():
-            return self.criterion.losses_of(self, self.u if self._plain_inputs else self.plain).detach()
+            return self.criterion.losses_of(self, self.u if self._plain_inputs else self.plain)
 
     def loss_at(self, **changes: Tensor) -> Tensor:
         """(B,) base losses without class weights, with some of `da dv dx du dp dy` replaced."""

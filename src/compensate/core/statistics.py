@@ -249,8 +249,9 @@ class Evidence(Statistic):
         if general or s.plain.numel() > BUFFER // 2 or torch.compiler.is_compiling():
             self.flush()
             u = F.pad(s.plain, (1, 0)) if s.places.binary else s.plain  # a label as two classes, with logits 0 and u
-            known = s.plain_losses if not general and {"p", "plain_losses"} & vars(s).keys() else None
-            self._add(Visits(index, u, labels, du), [len(index)], known, s if general else None)
+            known = not general and (s.du is None or not vars(s).keys().isdisjoint(("p", "plain_losses")))
+            losses = s.plain_losses if known else None
+            self._add(Visits(index, u, labels, du), [len(index)], losses, s if general else None)
             return
         first = self._buffer[0] if self._buffer else None
         if first is not None and (first.u.shape[1:], first.du.shape[1:]) != (s.plain.shape[1:], du.shape[1:]):

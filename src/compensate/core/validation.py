@@ -145,7 +145,7 @@ def check_batch(s: Batch, u: Tensor) -> None:
             "logits were made under torch.inference_mode(), which records no gradients for the model. Run the model of a training "
             "step outside of it, or write criterion.eval() for the plain loss."
         )
-    if check != "off" and u.numel() and (check == "sync" or torch.compiler.is_compiling()):  # else NaN reaches the loss
+    if check != "off" and u.numel():
         # NaN and infinity survive a sum; large finite numbers may overflow, hence the second check.
         total = u.detach().sum()
         if check != "sync":

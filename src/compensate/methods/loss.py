@@ -48,7 +48,7 @@ FLOOR = 1e-4
 
 @final
 class TemporalEnsemble(Statistic):
-    """The running means of :func:`elr`, from zero: (B, C), including the current predictions, bounded and divided by their sums."""
+    """The running means of :func:`elr`, from zero, including the current predictions, bounded and divided by their sums."""
 
     reader = "a running mean of predictions"
 
@@ -58,17 +58,19 @@ class TemporalEnsemble(Statistic):
         self.num_samples, self.num_classes, self.beta = num_samples, num_classes, beta
         self.rows = self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
 
-    def forward(self, s: Batch) -> Tensor:
-        """(B, C) the running means, constants; they are written if the batch is accepted."""
-        index = self.index(s)
+    def forward(self, s: Batch) -> tuple[Tensor, Tensor]:
+        """(B, C) the running means and (B,) their products with the bounded predictions; the means are written if the batch is accepted."""
+        index, products = self.index(s), []
         with torch.no_grad():
             rows = self.rows.index_select(0, index)
-            if s.learn:
-                for t, p in chunks(rows, s.p.detach()):
-                    now = p.clamp(FLOOR, 1 - FLOOR).to(t.dtype)
+            for t, p in chunks(rows, s.p.detach()):
+                now = p.clamp(FLOOR, 1 - FLOOR).to(t.dtype)
+                if s.learn:
                     t.mul_(self.beta).addcdiv_(now, now.sum(-1, keepdim=True), value=1 - self.beta)
+                products.append(now.mul_(t).sum(-1))
+            if s.learn:
                 s.later(partial(put_rows, self.rows, index, rows, None if s.complete else s.valid))
-            return rows.to(s.u.dtype)
+            return rows.to(s.u.dtype), torch.cat(products).to(s.u.dtype)
 
     def observe(self, s: Batch) -> None:
         """The term that reads the means has moved them."""
@@ -78,8 +80,8 @@ class Disagreement(torch.autograd.Function):
     """(B,) log(1 - <t, p>) of running means t and bounded predictions p = S(u), with its slope by the logits u in closed form."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, p: Tensor, t: Tensor) -> Tensor:
-        rest = torch.cat([1 - (q.clamp(FLOOR, 1 - FLOOR) * v).sum(-1) for q, v in chunks(p, t)])
+    def forward(ctx: Any, u: Tensor, p: Tensor, t: Tensor, product: Tensor) -> Tensor:
+        rest = 1 - product
         ctx.save_for_backward(u, p, t, rest)
         return rest.log()
 
@@ -88,18 +90,18 @@ class Disagreement(torch.autograd.Function):
         u, p, t, rest = ctx.saved_tensors
         if torch.is_grad_enabled():  # second derivatives, by definition
             value = (1 - (u.softmax(-1).clamp(FLOOR, 1 - FLOOR) * t).sum(-1)).log()
-            return torch.autograd.grad(value, u, grad, create_graph=True)[0], None, None
+            return torch.autograd.grad(value, u, grad, create_graph=True)[0], None, None, None
         slope = torch.empty_like(p)
         for h, q, v, g in chunks(slope, p, t, (-grad / rest)[:, None]):
             torch.mul(v, g, out=h)
             torch.ops.aten.hardtanh_backward(h, q, FLOOR, 1 - FLOOR, grad_input=h)  # 0 where a bound holds
             torch._softmax_backward_data(h, q, -1, q.dtype, grad_input=h)
-        return slope, None, None
+        return slope, None, None, None
 
 
-def elr_term(s: Batch, ensemble: Tensor, lam: float) -> Tensor:
+def elr_term(s: Batch, ensemble: tuple[Tensor, Tensor], lam: float) -> Tensor:
     """The loss term of :func:`elr`."""
-    delta = lam * Disagreement.apply(s.u, s.p.detach(), ensemble)  # type: ignore[no-untyped-call]
+    delta = lam * Disagreement.apply(s.u, s.p.detach(), *ensemble)  # type: ignore[no-untyped-call]
     return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
 
