@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import THROUGH, Batch, Slot, softmax
+from compensate.core.batch import MANY_CLASSES, THROUGH, Batch, Slot, log_softmax
 from compensate.core.layout import rowwise
 from compensate.core.proximal import ONTO, SMALLEST
 from compensate.core.stages import full_precision
@@ -119,11 +119,15 @@ class CrossEntropyWithSlope(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, du: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        q = u + du if u.dtype.itemsize > 2 else (u + du).float()
-        losses = F.nll_loss(q, labels, reduction="none") + q.amax(-1)
-        p = softmax(q) if q.shape[-1] < 16 else torch.softmax(q, -1, out=q)
-        losses = (losses - p.amax(-1).log()).to(u.dtype)
-        slope = p.scatter_(1, labels[:, None], -1.0, reduce="add").to(u.dtype)
+        q = u + du
+        if q.is_cpu and q.shape[-1] >= MANY_CLASSES and q.dtype.itemsize > 2:  # as `cross_entropies`, in place
+            losses = F.nll_loss(q, labels, reduction="none") + q.amax(-1)
+            p = torch.softmax(q, -1, out=q)
+            losses = losses - p.amax(-1).log()
+        else:
+            logp = log_softmax(q)
+            losses, p = F.nll_loss(logp, labels, reduction="none"), logp.exp_()
+        slope = p.scatter_(1, labels[:, None], -1.0, reduce="add")
         ctx.save_for_backward(u, slope, labels)
         ctx.mark_non_differentiable(slope)
         ctx.set_materialize_grads(False)
@@ -469,9 +473,11 @@ class Compensated(nn.Module):
             losses = self.base(u, y)
         elif picks and q is not None:
             losses = -q.gather(1, y[:, None]).clamp(min=SMALLEST).log()[:, 0]
-        elif picks and given and u.dtype.itemsize > 2:
+        elif picks and given and u.is_cpu and u.shape[-1] >= MANY_CLASSES and u.dtype.itemsize > 2:
             learned = u.requires_grad and torch.is_grad_enabled()
             losses = (CrossEntropy.apply if learned else cross_entropies)(u, s.p.detach(), y)
+        elif picks and given:
+            losses = F.nll_loss(s.logp, y, reduction="none")
         else:
             losses = F.cross_entropy(u, y, weight=weight if by_class else None, reduction="none")
         losses = losses if weight is None or by_class else losses * self.sample_weights(s).to(losses.dtype)

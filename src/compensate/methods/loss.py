@@ -95,7 +95,7 @@ class Disagreement(torch.autograd.Function):
         for h, q, v, g in chunks(slope, p, t, (-grad / rest)[:, None]):
             torch.mul(v, g, out=h)
             torch.ops.aten.hardtanh_backward(h, q, FLOOR, 1 - FLOOR, grad_input=h)  # 0 where a bound holds
-            torch._softmax_backward_data(h, q, -1, q.dtype, grad_input=h)
+            h.mul_(q).addcmul_(q, h.sum(-1, keepdim=True), value=-1)
         return slope, None, None, None
 
 
@@ -136,7 +136,7 @@ UNSET = -1.0
 """Marks an abstention cost that is not known yet; costs are not negative."""
 
 
-def committed(s: Batch) -> tuple[Tensor, Tensor]:
+def abstention_parts(s: Batch) -> tuple[Tensor, Tensor]:
     r"""(B,) :math:`\log(1 - a_i)`, with :math:`a_i` the probability of abstention, the last output; and (B,) the cross entropy
     :math:`h_i` over the other outputs. The probability itself would round to 1, early in half precision.
     """
@@ -177,7 +177,7 @@ class AbstentionCost(Statistic):
 
     def observe(self, s: Batch) -> None:
         """Updates the running mean, and starts the rise after the warm-up."""
-        decided, h = committed(s)
+        decided, h = abstention_parts(s)
         counted = s.valid.sum()
         now = torch.where(s.valid, decided.exp() * h, 0.0).sum() / counted.clamp(min=1)
         now = torch.where(self.mean < 0, now.to(self.mean.dtype), (1 - self.mu) * self.mean + self.mu * now)
@@ -190,7 +190,7 @@ class AbstentionCost(Statistic):
 def dac_term(s: Batch, cost: Tensor) -> Tensor:
     """The loss term of :func:`dac`."""
     alpha = cost.to(s.l.dtype)
-    decided, h = committed(s)
+    decided, h = abstention_parts(s)
     losses = (decided.exp() * h - alpha * decided).to(s.l.dtype)
     return torch.where(s.valid & (alpha >= 0), losses - s.l, 0.0)
 
