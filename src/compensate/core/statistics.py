@@ -249,7 +249,7 @@ class Evidence(Statistic):
         if general or s.plain.numel() > BUFFER // 2 or torch.compiler.is_compiling():
             self.flush()
             u = F.pad(s.plain, (1, 0)) if s.places.binary else s.plain  # a label as two classes, with logits 0 and u
-            known = not general and (s.du is None or not vars(s).keys().isdisjoint(("p", "plain_losses")))
+            known = not general and (s.du is None or "p" in vars(s) or "plain_losses" in vars(s))
             losses = s.plain_losses if known else None
             self._add(Visits(index, u, labels, du), [len(index)], losses, s if general else None)
             return
