@@ -275,9 +275,7 @@ def audit_votes(items: Any, votes: Votes, *, rounds: int = 2, **options: Any) ->
         order = np.array([votes.classes.index(c) for c in found.classes])
         assert found.probabilities is not None
         q[np.ix_(found.index, order)] = found.probabilities
-        if len(
-            found.unlabeled
-        ):  # an audit keeps only the probability of their likeliest class; the others share the rest
+        if len(found.unlabeled):  # only the probability of their likeliest class is kept; the others share the rest
             rows, p = found.unlabeled["index"], np.asarray(found.unlabeled["probability"], np.float64)
             q[rows] = ((1 - p) / (len(order) - 1))[:, None]
             q[rows, order[found.unlabeled["suggested"]]] = p

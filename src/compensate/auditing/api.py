@@ -45,9 +45,7 @@ __all__ = ["audit"]
 
 MIN_ROWS = 20  # labeled rows that an audit needs
 MAX_RARE_CELLS = 50_000_000  # rows times classes above which most classes need as many rows as there are folds
-MAX_KEPT = (
-    8_000_000  # rows times classes up to which predictions of chunked data stay in memory, if memory= is not given
-)
+MAX_KEPT = 8_000_000  # rows times classes up to which predictions of chunked data are kept, if memory= is not given
 MAX_FEATURES = 1_000_000_000  # bytes of features that learners of chunked data are fitted on, if memory= is not given
 FEATURE_SHARE, FOREST_SHARE = 0.1, 0.3  # shares of memory=: for features, which fitting copies, and for forests
 ROW_BYTES, FIXED_BYTES = 60, 800_000_000  # memory that an audit needs: for each row; for libraries, trees and a chunk

@@ -35,10 +35,8 @@ def check_options(options: Mapping[str, Any], arguments: Iterable[str] = ()) -> 
     readers |= {name for kind in KINDS for name in kind.options}
     unknown = [name for name in options if name not in readers and name != "merge_alike"]
     if unknown:
-        known = [*arguments, *sorted(readers)]
-        raise InputError(
-            f'audit has no argument "{unknown[0]}"; {nearest(unknown[0], [n for n in known if n != "options"])}'
-        )
+        known = [name for name in (*arguments, *sorted(readers)) if name != "options"]
+        raise InputError(f'audit has no argument "{unknown[0]}"; {nearest(unknown[0], known)}')
 
 
 def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, options: Mapping[str, Any]) -> Dataset:

@@ -26,7 +26,7 @@ MIN_SHARE = 0.95  # of the cells that must have a type for the column to have it
 MIN_DISTINCT, DISTINCT_SHARE = 50, 0.9
 HOLDS_LISTS = "holds lists"
 WRITTEN_LISTS = "holds lists written as text"  # reasons for leaving out a column of lists
-SENTENCE_WORDS = 3  # median number of words from which a column is text
+TEXT_WORDS = 3  # median number of words from which a column is text
 _ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key)$|[a-z](Id|ID)$")
 _HASH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=.*\d)[0-9a-f]{16,128}", re.IGNORECASE)
 _URL = re.compile(r"(https?|ftp|s3|gs)://\S+|www\.\S+", re.IGNORECASE)
@@ -125,7 +125,7 @@ def is_row(first_line: Sequence[str], frame: pd.DataFrame) -> bool:
             return False
         if numeric or cell in below:
             like_cells = True
-        elif len(set(below)) <= len(below) / 2 or (median_words(below) >= SENTENCE_WORDS and " " not in cell):
+        elif len(set(below)) <= len(below) / 2 or (median_words(below) >= TEXT_WORDS and " " not in cell):
             return False
     return like_cells
 
@@ -238,7 +238,7 @@ def _role(name: str, column: pd.Series, target: NDArray[Any] | None, chosen: boo
             for kind, pattern in (("hashes", _HASH), ("web addresses", _URL)):
                 if many and np.mean([bool(pattern.fullmatch(t)) for t in sample]) >= MIN_SHARE:
                     return "identifier", f"holds {kind}"
-            if distinct > MIN_DISTINCT and distinct > DISTINCT_SHARE * count and median_words(sample) < SENTENCE_WORDS:
+            if distinct > MIN_DISTINCT and distinct > DISTINCT_SHARE * count and median_words(sample) < TEXT_WORDS:
                 return "identifier", f"{distinct:,} distinct values in {count:,} rows"
         elif distinct == count >= 20 and len(known) > 1 and (known % 1 == 0).all() and np.abs(known).max() < 2**53:
             steps = np.diff(np.sort(known))
@@ -252,7 +252,7 @@ def _role(name: str, column: pd.Series, target: NDArray[Any] | None, chosen: boo
         if not len(known) or (known.min() == known.max() and len(known) == len(values)):
             return "constant", "has one value only" if len(known) else "holds no finite number"
         return "number", f"{distinct:,} distinct numbers"
-    if median_words(texts) >= SENTENCE_WORDS and distinct > len(texts) / 2:
+    if median_words(texts) >= TEXT_WORDS and distinct > len(texts) / 2:
         return "text", "holds sentences"
     return "category", f"{distinct:,} distinct values"
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from compensate.data.columns import (
     ID_NAMES,
     LABEL_NAMES,
-    SENTENCE_WORDS,
+    TEXT_WORDS,
     TableEncoder,
     analyze,
     are_lists,
@@ -100,9 +100,8 @@ def decide_label(
     names = [str(c) for c in frame.columns]
     plain = any(_label_sign(name) == 0 for name in (*names, *lists))
     for name in lists:
-        if name == label or (
-            label is None and name.strip().lower() in (LABEL_NAMES if plain else (*LABEL_NAMES, *LABEL_SETS))
-        ):
+        usual = LABEL_NAMES if plain else (*LABEL_NAMES, *LABEL_SETS)
+        if name == label or (label is None and name.strip().lower() in usual):
             problem = f'the column "{name}" of {where} holds lists; expected one label a row'
             error = InputError(f"{problem}. Keep one label of each list, or name another column: {_BY_NAME}.")
             return LabelChoice((name,), "lists", error)
@@ -193,11 +192,8 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
     for name in (n for n in names if n != label and n.strip().lower() not in LABEL_NAMES):
         values = [str(v) for v in sample[name] if not is_missing(v)]
         words[name] = median_words(values)
-        if (
-            words[name] >= SENTENCE_WORDS
-            and not are_lists(v.strip() for v in values)
-            and len(set(values)) > len(values) / 2
-        ):
+        distinct = len(set(values)) > len(values) / 2
+        if words[name] >= TEXT_WORDS and distinct and not are_lists(v.strip() for v in values):
             lengths[name] = np.mean([len(v) for v in values])
     text = max(lengths, key=lengths.__getitem__, default=None)
     if text is not None and words[text] < MIN_WORDS:
@@ -343,7 +339,7 @@ def _could_be_label(column: pd.Series) -> bool:
     if len(_values(column, 2)) < 2:
         return False
     cells = [str(v) for v in column.iloc[:: max(1, len(column) // 2000)] if not is_missing(v)]
-    return median_words(cells) < SENTENCE_WORDS or len(set(cells)) <= len(cells) / 2
+    return median_words(cells) < TEXT_WORDS or len(set(cells)) <= len(cells) / 2
 
 
 def _few_values(frame: pd.DataFrame, name: str) -> bool:

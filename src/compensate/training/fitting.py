@@ -140,8 +140,7 @@ def fit(
     Args:
         config: the run.
         data: data to use instead of loading `config.data`, which still names the run; or the result of `prepare_run`.
-        data_dir: the folder of named data sets.
-        folder: the folder of the run, for checkpoints and results; if None, nothing is written.
+        data_dir, folder: of named data sets; and of the run, for checkpoints and results. Without a folder nothing is written.
         resume: continue from the last checkpoint in the folder, with the same result as an uninterrupted run.
         every: steps between checkpoints; by default one a minute and one at the end.
         console: shows a progress bar.

@@ -38,8 +38,7 @@ class Prepared:
         clean: trusted samples, for methods that need them.
         test: without injected noise.
         wrong: (N,) true where noise made the label of a training sample wrong.
-        own_test: whether the data came with a test part.
-        unlabeled: the number of samples without a label, which are left out.
+        own_test, unlabeled: whether the data have a test part; the number of samples without a label, which are left out.
 
     >>> prepared = prepare_run(Config(data="digits", noise="pair:0.2"))
     >>> len(prepared.train) == len(prepared.wrong), round(float(prepared.wrong.mean()), 1)
