@@ -250,7 +250,7 @@ def test_options_of_a_file_give_way_to_the_command_line(tmp_path):
         (["train", "digits", "--set", "epoch=3"], 'did you mean "epochs"'),
         (["train", "digits", "--config", "nowhere.toml"], "no file nowhere.toml"),
         (["train", "digitz"], "no data set has the name"),
-        (["compare", "digits", "--methods", "base,gce", "--hyper", "lam=3"], "does not say of which method"),
+        (["compare", "digits", "--methods", "base,gce", "--hyper", "lam=3"], "does not name a method"),
         (["compare", "digits", "--methods", "base,gce", "--baseline", "elr"], "not among the methods"),
         (["tune", "digits"], "nothing to tune"),
         (["tune", "digits", "--method", "gce", "--preset", "papr"], "choose default, paper"),

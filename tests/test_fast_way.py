@@ -78,7 +78,7 @@ def tables(classes: int) -> dict[str, Any]:
 
 
 shapes = st.fixed_dictionaries(
-    {"batch": st.integers(1, 12), "classes": st.integers(2, 7), "seed": st.integers(0, 999),
+    {"batch": st.integers(1, 12), "classes": st.sampled_from([2, 3, 7, 20]), "seed": st.integers(0, 999),
      "dtype": st.sampled_from(DTYPES), "twice": st.booleans(), "ignored": st.booleans()}
 )  # fmt: skip
 
@@ -105,6 +105,37 @@ def test_pulled_logits_by_the_fast_way_are_those_of_the_definition(build: Any, s
     seed, dtype = shape.pop("seed"), shape["dtype"]
     short = build().to(dtype)
     assert_alike(short, by_definition(short), [drawn(seed=seed + k, **shape) for k in range(3)])
+
+
+@pytest.mark.parametrize(("batch", "classes"), [(5, 3), (5, 40), (300, 600)])
+def test_losses_of_many_classes_are_those_of_torch(batch: int, classes: int) -> None:
+    u, y, _ = drawn(batch, classes, torch.float64, 0, ignored=True)
+    u[:, 0] = -torch.inf  # a class that is taken out
+    u[1:, 2:] *= 1e3  # the probability of most labels underflows
+    y = torch.where(y == 0, 1, y)
+    found = []
+    for loss in (Compensated(reduction="none"), lambda v, y: torch.nn.functional.cross_entropy(v, y, reduction="none")):
+        v = u.clone().requires_grad_()
+        losses = loss(v, y)
+        (slope,) = torch.autograd.grad(losses.square().sum(), v, create_graph=True)
+        (curve,) = torch.autograd.grad(slope[:, 1:].sin().sum(), v)
+        found.append((losses, slope, curve))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_early_learning_regularization_of_large_batches_has_the_slope_of_its_formula() -> None:
+    u, y, _ = drawn(300, 600, torch.float64, 0)
+    criterion = METHODS["elr"].build(num_samples=300, num_classes=600, lam=2.0, beta=0.6).double()
+    v = u.clone().requires_grad_()
+    loss = criterion(v, y, torch.arange(300))
+    w = u.clone().requires_grad_()
+    p = w.softmax(-1).clamp(1e-4, 1 - 1e-4)
+    t = 0.4 * (p / p.sum(-1, keepdim=True)).detach()
+    by_formula = torch.nn.functional.cross_entropy(w, y) + 2 * (1 - (t * p).sum(-1)).log().mean()
+    torch.testing.assert_close(loss, by_formula)
+    torch.testing.assert_close(*(torch.autograd.grad(value, x)[0] for value, x in ((loss, v), (by_formula, w))))
+    torch.testing.assert_close(criterion.state_dict()["terms.loss.0.ensemble.rows"], t)
 
 
 def test_a_row_that_would_not_be_finite_is_not_written_by_the_fast_way() -> None:

@@ -74,7 +74,7 @@ def test_images_go_through_a_model_as_they_are():
     ("options", "said"),
     [
         *(
-            ({name: value}, f"{name} is for the training of a model")
+            ({name: value}, f"{name} is an option of training")
             for name, value in {
                 "epochs": 3, "batch_size": 8, "lr": 0.1, "hyper": {}, "precision": "bf16", "crossfit": True,
             }.items()

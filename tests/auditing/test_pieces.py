@@ -152,7 +152,7 @@ KINDS = [
     Kind("tags, t.conll", round_trip.write_conll),
     Kind("tags, t.jsonl", round_trip.write_token_lists),
     Kind("regions, masks", round_trip.write_masks),
-    Kind("annotators, t.csv", round_trip.table(round_trip.votes, "t.csv"), {"annotators": "rater*"}, "votes are not audited in pieces"),
+    Kind("annotators, t.csv", round_trip.table(round_trip.votes, "t.csv"), {"annotators": "rater*"}, "memory and backend are not supported with votes"),
 ]  # fmt: skip
 
 
@@ -279,7 +279,7 @@ def test_what_an_interrupted_audit_finished_is_not_taken_for_another(
     ("options", "message"),
     [
         ({"memory": "much"}, "expected a size such as 2GB"),
-        ({"memory": "10MB"}, "takes 0.80 GB or more"),
+        ({"memory": "10MB"}, "needs 0.80 GB or more"),
         ({"backend": "spark"}, "expected local or ray"),
         ({"memory": "4GB", "model": "mlp"}, "model is not supported with memory"),
     ],

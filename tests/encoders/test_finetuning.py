@@ -158,7 +158,7 @@ def test_two_processes_are_one(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "mlp"}, "finetune trains the encoder, and a model of your own is given too; choose one"),
+        ({"model": "mlp"}, "finetune=True and model= are both given, and each trains a network; choose one"),
         ({"encoder": "none"}, 'the encoder is "none". Choose one'),
         ({"features": np.eye(40, dtype=np.float32)}, "of texts or images, and these samples are embeddings"),
         ({"epochs": 0}, "epochs is 0; expected 1 or more"),

@@ -179,7 +179,7 @@ def test_compare_survives_the_loss_of_a_worker(tmp_path):
 
 
 LOST_JOBS = {
-    "comparison runs": (["compare", "digits", "--methods", "base,logcomp", "--seeds", "1"], "ended from outside"),
+    "comparison runs": (["compare", "digits", "--methods", "base,logcomp", "--seeds", "1"], "was killed"),
     "tuning trials": (["tune", "digits", "--method", "logcomp", "--trials", "2"], "1 trials were lost"),
 }
 

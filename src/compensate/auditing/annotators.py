@@ -5,8 +5,8 @@ out-of-fold prediction of models of the samples, :math:`q(t | x)`,
 
 .. math:: p(t | x_i, \text{votes}) \propto q(t | x_i)^w \prod_{a} \pi_a[t, v_{ia}].
 
-The tables :math:`\pi_a` are fitted by expectation and maximization. Each is shrunk to the table of all annotators, and that to one with equally likely
-errors. The power :math:`w` maximizes the likelihood of the votes.
+The tables :math:`\pi_a` are fitted by expectation-maximization (EM). Each is shrunk toward the table of all annotators, which is shrunk toward equally
+likely errors. The power :math:`w` maximizes the likelihood of the votes.
 
 Reference: Dawid and Skene, 1979, for the tables; Goh, Tkachenko and Mueller, CROWDLAB, 2022, for combining a model with annotators.
 """
@@ -37,8 +37,8 @@ from compensate.errors import InputError, nearest
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)  # candidate powers of the models' prediction
 OWN_VOTES = 20.0  # pseudo-votes of each class that shrink an annotator's table to the table of all
 SHARED_VOTES = 5.0  # pseudo-votes of each class that shrink the table of all to one with equally likely errors
-START_ACCURACY = 0.8  # of annotators in the first step
-MAX_STEPS, MIN_GAIN = 100, 1e-6  # steps of expectation and maximization, and the least gain in mean log-likelihood
+START_ACCURACY = 0.8  # of annotators in the first step of EM
+MAX_STEPS, MIN_GAIN = 100, 1e-6  # EM stops after as many steps, or if the mean log-likelihood rises by less
 MAX_ENTRIES = 50_000_000  # entries of the tables of all annotators; with more, annotators share one table
 LABEL = "consensus"  # the column that models learn
 VOTES_ALONE = "The samples do not predict the labels better than by chance, so the votes alone decide."
@@ -121,7 +121,7 @@ class Consensus:
         })  # fmt: skip
 
     def to_label_again(self, top: int | None = None) -> pd.DataFrame:
-        """Items for which another vote helps most, first, with the best annotator who has not voted on each."""
+        """Items in falling order of doubt, each with the best annotator who has not voted on it."""
         doubt = self.p_error()
         order = np.argsort(-doubt, kind="stable")[:top]
         voted = set(zip(self.votes.item.tolist(), self.votes.annotator.tolist(), strict=True))
@@ -250,16 +250,16 @@ def _votes(item: Any, annotator: Any, label: Any, items: int, names: Sequence[An
 def audit_votes(items: Any, votes: Votes, *, rounds: int = 2, **options: Any) -> tuple[Audit, Consensus]:
     """An `Audit` of the majority's labels, and the consensus of annotators and models.
 
-    Models learn the consensus of the votes, out of fold; their predictions join the votes, and models learn the better consensus again.
+    Models learn the consensus of the votes. Their out-of-fold predictions improve the consensus, which is then learned again.
     Items without a vote are decided by the models. If the samples predict the consensus no better than by chance, the votes decide alone.
 
     Args:
         items: samples in any form that `compensate.audit` takes: a data frame, texts, images, embeddings.
         votes: of the annotators.
-        rounds, options: how often models are fitted, and options of `compensate.audit`.
+        rounds, options: the number of times that models are fitted, and options of `compensate.audit`.
     """
     if "memory" in options or "backend" in options:
-        raise InputError("votes are not audited in pieces; leave memory and backend out.")
+        raise InputError("memory and backend are not supported with votes; leave them out.")
     found, consensus = None, find_consensus(votes)
     for _ in range(rounds):
         labels = votes.names[consensus.label]
@@ -275,7 +275,7 @@ def audit_votes(items: Any, votes: Votes, *, rounds: int = 2, **options: Any) ->
         order = np.array([votes.classes.index(c) for c in found.classes])
         assert found.probabilities is not None
         q[np.ix_(found.index, order)] = found.probabilities
-        if len(found.unlabeled):  # an audit keeps their most likely class alone: the others share the rest
+        if len(found.unlabeled):  # only the probability of their likeliest class is kept; the others share the rest
             rows, p = found.unlabeled["index"], np.asarray(found.unlabeled["probability"], np.float64)
             q[rows] = ((1 - p) / (len(order) - 1))[:, None]
             q[rows, order[found.unlabeled["suggested"]]] = p
@@ -292,7 +292,7 @@ def audit_votes(items: Any, votes: Votes, *, rounds: int = 2, **options: Any) ->
     low, high = float(wrong[wrong > 0.9].sum() / len(wrong)), min(1.0, 2 * mean)
     provenance, notes = found.provenance, found.notes
     assert found.data is not None
-    if provenance.by_chance:  # models are left out then
+    if provenance.by_chance:  # the votes decided alone
         provenance = replace(provenance, views={}, agreement=None, by_chance=False)
         notes = (*(note for note in notes if note != by_chance_note("labels", found.data.source)), VOTES_ALONE)
     return replace(
@@ -304,9 +304,9 @@ def audit_votes(items: Any, votes: Votes, *, rounds: int = 2, **options: Any) ->
 
 
 def as_label_table(found: Audit, votes: Votes, items: pd.DataFrame, path: Path, title: str) -> tuple[Audit, bytes]:
-    """The audit by `audit_votes` as one of a table of the items with the majority's labels, to which decisions can be applied; and that table as CSV.
+    """Turns an audit of votes into one of a table with a label column, the majority's labels, and returns that table as CSV.
 
-    The caller writes the table to `path`; `title` is that of the page.
+    Decisions can then be applied to the table, which the caller writes to `path`; `title` is the title of the page.
     """
     column = "label" if "label" not in items.columns else LABEL
     frame = items.assign(**{column: votes.majority_names})

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 __all__ = ["audit"]
 
-MIN_ROWS = 20  # the fewest labeled rows that an audit learns from
-MAX_CELLS = 50_000_000  # rows times classes up to which classes of a row or two are audited
-MAX_KEPT = 8_000_000  # rows times classes up to which all predictions of chunked data are kept, in unbounded memory
-MAX_FEATURES = 1_000_000_000  # bytes of the features of chunked data that learners are fitted on, without such a bound
-FEATURE_SHARE, FOREST_SHARE = 0.1, 0.3  # of bounded memory: for features, which fitting copies, and for forests
-ROW_BYTES, FIXED_BYTES = 60, 800_000_000  # the least memory: bytes for each row, and for libraries, trees and a chunk
-LISTED, CERTAIN = 10_000, 150  # suspects of chunked data that are listed, and certain rows of each class
+MIN_ROWS = 20  # labeled rows that an audit needs
+MAX_RARE_CELLS = 50_000_000  # rows times classes above which most classes need as many rows as there are folds
+MAX_KEPT = 8_000_000  # rows times classes up to which predictions of chunked data are kept, if memory= is not given
+MAX_FEATURES = 1_000_000_000  # bytes of features that learners of chunked data are fitted on, if memory= is not given
+FEATURE_SHARE, FOREST_SHARE = 0.1, 0.3  # shares of memory=: for features, which fitting copies, and for forests
+ROW_BYTES, FIXED_BYTES = 60, 800_000_000  # memory that an audit needs: for each row; for libraries, trees and a chunk
+MAX_LISTED, MAX_CERTAIN = 10_000, 150  # suspects of chunked data that are listed, and certain rows of each class
 SMALLEST_PROBABILITY = 1e-6
 
 
@@ -90,7 +90,7 @@ def audit(
             data set of `compensate.data`. Only the training part is audited; `Audit.notes` says which rows are left out.
         labels: (N,) class names or numbers, or quantities; a file of labels; by default those of the data.
         model: a torch module, a function that makes one, or a name in `compensate.models.MODELS`, trained on the samples by
-            the engine of `compensate train`. Its prediction of each sample before it learned from it is the evidence.
+            the engine of `compensate train`. A sample is judged by the predictions before each step that learns from it.
         features: embeddings (N, D), or an .npy file, that replace the samples.
         encoder: for texts and images: "auto" (an installed one), "none", a name, or the folder of a saved model.
         finetune: train the encoder too, with a linear head on the labels, by the same engine, and pool it with the other
@@ -103,10 +103,10 @@ def audit(
         decisions: decisions about labels of an earlier audit: ``corrections.csv``, the run's folder, or `Correction`
             records. Decided labels are learned without compensation and never flagged; the decisions also calibrate the
             probabilities of the others.
-        run_folder, resume: where the training keeps checkpoints, or a chunked audit its finished stages, and whether to go on from them.
+        run_folder, resume: the folder of training checkpoints, or of the finished stages of a chunked audit; and whether to resume from it.
         memory: the memory that the process may take, such as ``"2GB"``: Parquet files and .npy files are then read in chunks.
         backend: ``"local"``, or ``"ray"``: chunks are encoded, fitted and judged on a Ray cluster.
-        seed: of folds and everything random.
+        seed: the random seed of folds and learners.
         progress: called with the stage ("encoding", "fitting", "training" or "judging", and the learner), the finished steps and the total.
         options: of the reader: ``label`` and ``text``, the columns of a table, ``task``, ``size`` of images, and so on; and ``merge_alike=True``,
             which merges labels that differ only in case, spacing or Unicode form.
@@ -131,14 +131,14 @@ def audit(
     }  # fmt: skip
     if finetune and model is not None:
         raise InputError(
-            "finetune trains the encoder, and a model of your own is given too; choose one, or make two audits."
+            "finetune=True and model= are both given, and each trains a network; choose one, or make two audits."
         )
     trains = finetune or model is not None
     given = [name for name in ("epochs", "batch_size", "lr", "hyper") if training[name] is not None]
     given += ["precision"] * (precision != "no") + ["crossfit"] * crossfit
     if given and not trains:
         raise InputError(
-            f'{given[0]} is for the training of a model, and none is given; add model="mlp" or another, or finetune=True for texts '
+            f'{given[0]} is an option of training, and no model is trained; add model="mlp" or another, or finetune=True for texts '
             "and images (--model mlp or --finetune on the command line)."
         )
     check(epochs is None or epochs >= 1, "1 or more", epochs=epochs)
@@ -155,7 +155,7 @@ def audit(
         refused = {"model": model, "finetune": finetune, "decisions": decisions, "features": features}
         odd = [name for name, value in refused.items() if value]
         if odd:
-            raise InputError(f"{odd[0]} is not supported with memory= or backend=; leave it out, or leave them out.")
+            raise InputError(f"{odd[0]} is not supported with memory= or backend=; leave out one or the other.")
         check(backend in ("local", "ray"), "local or ray", backend=f'"{backend}"')
         how = replace(how, memory=None if memory is None else bytes_of(memory), chunked=True)
         if run_folder is not None and not resume:
@@ -215,8 +215,8 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
         room = int(FEATURE_SHARE * how.memory)
         if how.memory < least:
             raise InputError(
-                f"memory is {how.memory / 1e9:.2f} GB; an audit of {len(data):,} rows takes {least / 1e9:.2f} GB or more. Give as "
-                "much, or audit a part of the rows."
+                f"memory is {how.memory / 1e9:.2f} GB; an audit of {len(data):,} rows needs {least / 1e9:.2f} GB or more. Raise "
+                "memory, or audit a part of the rows."
             )
     with ExitStack() as stack:
         stages: Any = None
@@ -318,13 +318,13 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
 
 
 def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
-    """(N,) the labels to learn from, and notes: labels that occur once become missing labels; see `judge_lone`."""
+    """(N,) the labels to learn from, and notes. Labels that occur once become missing: no other row could confirm them."""
     given = data.target.astype(np.int64).copy()
     counts = data.class_counts
     if (counts > 0).sum() < 2:
         names = [data.classes[c] for c in np.flatnonzero(counts)]
         raise InputError(
-            f"all labels say {names[0] if names else 'nothing'}; an audit needs at least two classes. Check which column holds "
+            f"all labels are {names[0] if names else 'missing'}; an audit needs at least two classes. Check which column holds "
             "the labels."
         )
     notes: list[str] = []
@@ -333,7 +333,7 @@ def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
         notes.append(NOTE.format(_first([f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone])))
         given[lone] = UNLABELED
     if data.ids is not None:
-        # As objects: in an array of texts, each takes as much memory as the longest.
+        # An object array: in an array of strings, each takes the memory of the longest.
         texts = np.array([str(i) for i in data.ids], dtype=object)
         ids, where, times = np.unique(texts, return_index=True, return_counts=True)
         twice = np.flatnonzero(times > 1)
@@ -344,14 +344,14 @@ def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
         warnings.warn(note, stacklevel=3)
     rows = int((given != UNLABELED).sum())
     if rows < MIN_ROWS:
-        why = f" {len(lone):,} labels occur once, and nothing can contradict them." if len(lone) else ""
+        why = f" {len(lone):,} labels occur once and cannot be checked." if len(lone) else ""
         raise InputError(
             f"{rows} rows have a label that can be checked; an audit needs {MIN_ROWS} or more.{why} Check which column holds the "
             "labels, or give more rows."
         )
     counts = counts[counts > 1]
     usual = int(np.median(counts))
-    if rows * len(counts) > MAX_CELLS and usual < FOLDS:  # it would take hours, and no class could be learned
+    if rows * len(counts) > MAX_RARE_CELLS and usual < FOLDS:  # takes hours, and learns nothing
         column = f' of "{data.source.label}"' if data.source.label else ""
         raise InputError(
             f"the {rows:,} rows have {len(counts):,} classes{column}, and most classes have {usual} rows or fewer: too few to learn a class "
@@ -369,10 +369,10 @@ def _first(texts: list[str]) -> str:
 def _listed_rows(
     whole: Findings, data: ChunkedDataset, rows: Ints, folds: NDArray[np.int8], judge: Judge, stages: FinishedStages
 ) -> dict[str, Any]:
-    """The fields of an audit of the most suspect rows, and for each class some certain ones, with their samples."""
-    suspects = np.argpartition(-whole.log_odds, min(LISTED, len(rows) - 1))[:LISTED]
+    """The fields of an audit of the listed rows, with their samples: the most suspect ones, and the most certain ones of each class."""
+    suspects = np.argpartition(-whole.log_odds, min(MAX_LISTED, len(rows) - 1))[:MAX_LISTED]
     certain = [
-        of_class[np.argpartition(whole.p_error[of_class], min(CERTAIN, len(of_class) - 1))[:CERTAIN]]
+        of_class[np.argpartition(whole.p_error[of_class], min(MAX_CERTAIN, len(of_class) - 1))[:MAX_CERTAIN]]
         for of_class in (np.flatnonzero(whole.given == c) for c in range(len(whole.classes)))
         if len(of_class)
     ]
@@ -416,13 +416,13 @@ def bytes_of(memory: int | str) -> int:
 
 
 def _forest_trees(memory: int | None, rows: int, classes: int, divisions: int = 1) -> int:
-    """The number of trees of a forest: the forests of all folds stay in memory until every chunk is judged.
+    """The number of trees of each forest, limited by memory: the forests of all folds are kept until every chunk is judged.
 
     >>> _forest_trees(None, 10**6, 5), _forest_trees(2 * 10**9, 10**6, 5), _forest_trees(10**12, 10**6, 5)
     (200, 34, 200)
     """
     most = learners.TREES
-    if memory is not None:  # leaves hold three rows; a node takes 64 bytes and 8 for each class
+    if memory is not None:  # a leaf holds three rows; a node takes 64 bytes, and 8 for each class
         most = min(most, int(FOREST_SHARE * memory / (FOLDS * 2 / 3 * min(rows, TREE_ROWS) * (64 + 8 * classes))))
     return max(1, most // divisions)
 
@@ -462,7 +462,9 @@ def audit_probabilities(
     if not np.isfinite(p).all() or p.min() < -1e-6 or np.abs(p.sum(1) - 1).max() > 1e-3:
         sums = np.where(np.isfinite(p).all(1), np.abs(p.sum(1) - 1) + np.maximum(-p.min(1), 0), np.inf)
         row = int(sums.argmax())
-        raise InputError(f"row {row} of the probabilities is {p[row][:5]}; each must be at least 0 and sum to 1.")
+        raise InputError(
+            f"row {row} of the probabilities is {p[row][:5]}; expected numbers of at least 0 that sum to 1."
+        )
     cells = np.asarray(labels)
     if cells.shape != p.shape[:1]:
         raise InputError(f"there are {len(p)} rows of probabilities, and the labels have shape {cells.shape}.")

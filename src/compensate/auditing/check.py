@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from compensate.auditing.judge import Judge
     from compensate.auditing.result import Audit
 
-READER = ("encoding", "delimiter", "size", "labels_key", "label", "text")
-"""Options of an audit with which its data are read again."""
+READER_OPTIONS = ("encoding", "delimiter", "size", "labels_key", "label", "text")
+"""Options of an audit that apply to new data too."""
 
 MAX_LABEL = 60  # characters of a label in a message
 RULES = {
     "wrong-label": "A label that the fitted model of an audit contradicts.",
-    "unknown-class": "A label that is none of the classes of the audited data.",
+    "unknown-class": "A label that is not a class of the audited data.",
 }
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -53,8 +53,8 @@ class Finding:
     """A label that looks wrong."""
 
     file: str
-    row: int  # from 0 on
-    line: int | None  # of the label in the file, from 1 on; None for files without lines
+    row: int  # counted from 0
+    line: int | None  # of the label in the file, counted from 1; None for files without lines
     column: int | None
     given: str
     suggested: str
@@ -72,8 +72,8 @@ class Finding:
         both = (self.given, self.suggested)
         given, suggested = (_printable(n if len(n) <= MAX_LABEL else n[: MAX_LABEL - 1] + "…") for n in both)
         if self.why == "unknown class":
-            return f'"{given}" is no class of the audited data, "{suggested}" is likeliest (row {self.row})'
-        p = "> 0.99" if 0.995 < self.p_error < 1 else f"= {self.p_error:.2f}"  # never rounded up to a certainty
+            return f'"{given}" is not a class of the audited data, "{suggested}" is likeliest (row {self.row})'
+        p = "> 0.99" if 0.995 < self.p_error < 1 else f"= {self.p_error:.2f}"  # rounding must not claim certainty
         kind = "new row" if self.why == "new" else "another label than audited, row"
         return f'"{given}" looks wrong, "{suggested}" is likelier (p {p}, {kind} {self.row})'
 
@@ -215,9 +215,9 @@ def _judged(scorer: Judge, log_q: Floats, data: Dataset, cells: list[str]) -> tu
 def _rows(
     audit: Audit, new: Any, labels: Any, options: dict[str, Any], features: str | Path | None = None
 ) -> tuple[Dataset, list[str], NDArray[np.uint64]]:
-    """Samples with the classes of the audit, read as it read them; (N,) labels as written and (N,) digests, empty or zero if there is none."""
+    """New samples with the classes of the audit; (N,) labels as written, empty if missing; (N,) row digests, zero if unknown."""
     chosen = (audit.provenance.asked or {}).get("options")
-    kept = {name: chosen[name] for name in READER if name in chosen} if isinstance(chosen, dict) else {}
+    kept = {name: chosen[name] for name in READER_OPTIONS if name in chosen} if isinstance(chosen, dict) else {}
     options = {**kept, **audit.reading, **options}
     reading = {name: options.pop(name) for name in ("encoding", "delimiter") if name in options}
     where = "the data frame" if isinstance(new, pd.DataFrame) else str(new)
@@ -266,7 +266,7 @@ def _rows(
 def _positions(
     path: Path, audit: Audit, data: Dataset, rows: Ints, options: Mapping[str, Any]
 ) -> dict[int, tuple[str, int, int | None, int | None]]:
-    """File, row, line and column of some labels; no line if the reader saw other rows than the search for lines."""
+    """File, row, line and column of some labels; line and column are None if lines cannot be matched to rows."""
     kind, names = table_format(path), [str(path)] * len(data)
     lines: Sequence[tuple[int, int | None]] = ()
     if path.is_dir() and data.ids is not None:
@@ -284,7 +284,7 @@ def _positions(
 
 
 def label_places(text: str, suffix: str, column: int, delimiter: str | None = None) -> list[tuple[int, int]]:
-    """Line and column, from 1 on, of the label of each row; a row that ends early has the position of its first cell."""
+    """Line and column of the label of each row, counted from 1; for a row without a label cell, those of its first cell."""
     dialect = Dialect.of(text, suffix, delimiter)
     first = find_cells(text, 0, dialect)
     spans = [span or own for span, own in zip(find_cells(text, column, dialect), first, strict=True)]
@@ -346,5 +346,5 @@ FORMATS = {"text": as_text, "json": as_json, "github": as_github, "sarif": as_sa
 
 
 def _printable(text: str) -> str:
-    """The text on one line, without signs that a terminal obeys."""
+    """The text with line breaks and control characters replaced."""
     return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)

@@ -29,14 +29,14 @@ READERS = (load, from_hub, read_folder, read_npz, read_table, from_frame)
 
 
 def check_options(options: Mapping[str, Any], arguments: Iterable[str] = ()) -> None:
-    """Refuses a name that is neither one of the arguments of a function nor an option of any reader."""
+    """Raises for a name that is neither one of `arguments` nor an option of a reader."""
     all_readers: list[Callable[..., Any]] = [*READERS, *NAMED.values(), *(reader for _, reader in LAYOUTS)]
     readers = {name for reader in all_readers for name in inspect.signature(reader).parameters}
     readers |= {name for kind in KINDS for name in kind.options}
-    odd = [name for name in options if name not in readers and name != "merge_alike"]
-    if odd:
-        known = [*arguments, *sorted(readers)]
-        raise InputError(f'audit has no argument "{odd[0]}"; {nearest(odd[0], [n for n in known if n != "options"])}')
+    unknown = [name for name in options if name not in readers and name != "merge_alike"]
+    if unknown:
+        known = [name for name in (*arguments, *sorted(readers)) if name != "options"]
+        raise InputError(f'audit has no argument "{unknown[0]}"; {nearest(unknown[0], known)}')
 
 
 def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, options: Mapping[str, Any]) -> Dataset:
@@ -69,7 +69,7 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
 
 
 def labeled(data: Dataset) -> None:
-    """Refuses data with one label a row of which no row has a label."""
+    """Raises if rows should have one label each, and none has one."""
     if data.parts is None and not data.labeled.any():
         raise InputError(
             "no row has a label; an audit compares labels with the samples. Give a label for each sample: labels=... "
@@ -142,7 +142,7 @@ def _array(data: Any) -> NDArray[Any] | None:
 
 
 def with_features(data: Dataset, features: ArrayLike | str | Path) -> Dataset:
-    """The same rows with embeddings as their samples; people still see the samples of the source."""
+    """The data with embeddings instead of the samples; the review page still shows the samples."""
     where = str(features) if isinstance(features, (str, Path)) else "features"
     values = np.asarray(features if where == "features" else load(where).train.x, dtype=np.float32)
     values = values.reshape(len(values), -1)

@@ -116,7 +116,7 @@ def _methods(
     for name, values in hyper.items():
         if not isinstance(values, Mapping):
             raise InputError(
-                f"--hyper {name}={values} does not say of which method; write for example logcomp.{name}={values}."
+                f"--hyper {name}={values} does not name a method; write for example logcomp.{name}={values}."
             )
         known[among(name)].update(values)
     return known, among(baseline or next(iter(known)))
@@ -162,7 +162,7 @@ def tune(
         values = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in row["hyper"].values())
         table.add_row(*values, f"{row['validation']:.4f}")
     if result["lost"]:
-        console.print(f"[red]{result['lost']} trials were lost:[/red] their processes were ended from outside")
+        console.print(f"[red]{result['lost']} trials were lost:[/red] their processes were killed")
     console.print(f"{len(result['trials'])} trials, the best first; accuracy is on held-out noisy labels")
     console.print(table)
     more = {"method": config.method.replace("_", "-"), "data_dir": shared.data_dir and str(shared.data_dir)}

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import THROUGH, Batch, Slot, log_softmax
+from compensate.core.batch import MANY_CLASSES, THROUGH, Batch, Slot, log_softmax
 from compensate.core.layout import rowwise
 from compensate.core.proximal import ONTO, SMALLEST
 from compensate.core.stages import full_precision
@@ -87,37 +87,60 @@ def _axes(term: Any) -> list[tuple[str, str, str]]:
     return inside if direction == "mixed" else [(direction, *rest) for _, *rest in inside]  # type: ignore[misc]
 
 
+def cross_entropies(u: Tensor, p: Tensor, labels: Tensor) -> Tensor:
+    r"""(B,) cross entropies :math:`\max_c u_{i,c} - \log \max_c p_{i,c} - u_{i,y_i}` of logits `u` and their softmax `p`, both (B, C)."""
+    return F.nll_loss(u, labels, reduction="none") + u.amax(-1) - p.amax(-1).log()
+
+
+class CrossEntropy(torch.autograd.Function):
+    """The same with the gradient :math:`p_i - y_i`: the softmax is shared with other readers of the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, p: Tensor, labels: Tensor) -> Tensor:
+        ctx.save_for_backward(u, p, labels)
+        return cross_entropies(u, p, labels)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        u, p, labels = ctx.saved_tensors
+        grad = grad[:, None]
+        p = u.softmax(-1) if torch.is_grad_enabled() else p  # for second derivatives
+        return (p * grad).scatter_add_(1, labels[:, None], -grad), None, None
+
+
 class CrossEntropyWithSlope(torch.autograd.Function):
-    r"""Cross entropies (B,) and their slope (B, C), a constant, from one softmax; both are zero for samples that are not `valid`.
+    r"""Cross entropies (B,) under logit compensation, a constant, and their slope (B, C), a constant, from one softmax.
 
     .. math:: l_i = -\log S(u_i + \Delta u_i)_{y_i}, \qquad \frac{\partial l_i}{\partial u_i} = S(u_i + \Delta u_i) - y_i
 
-    >>> CrossEntropyWithSlope.apply(torch.tensor([[3.0, 0.8, 0.2]]), torch.zeros(1, 3), torch.tensor([1]), None)
+    >>> CrossEntropyWithSlope.apply(torch.tensor([[3.0, 0.8, 0.2]]), torch.zeros(1, 3), torch.tensor([1]))
     (tensor([2.3584]), tensor([[ 0.8535, -0.9054,  0.0519]]))
     """
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, du: Tensor, labels: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        given = labels[:, None]
+    def forward(ctx: Any, u: Tensor, du: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         q = u + du
-        logp = log_softmax(q) if q.shape[-1] < 16 else torch.log_softmax(q, -1, out=q)
-        losses = -logp.gather(1, given)[:, 0]
-        slope = logp.exp_().scatter_(1, given, -1.0, reduce="add")
-        if valid is not None:
-            losses, slope = torch.where(valid, losses, 0.0), torch.where(valid[:, None], slope, 0.0)
-        ctx.save_for_backward(u, du, slope, valid)
+        if q.is_cpu and q.shape[-1] >= MANY_CLASSES and q.dtype.itemsize > 2:  # as `cross_entropies`, in place
+            losses = F.nll_loss(q, labels, reduction="none") + q.amax(-1)
+            p = torch.softmax(q, -1, out=q)
+            losses = losses - p.amax(-1).log()
+        else:
+            logp = log_softmax(q)
+            losses, p = F.nll_loss(logp, labels, reduction="none"), logp.exp_()
+        slope = p.scatter_(1, labels[:, None], -1.0, reduce="add")
+        ctx.save_for_backward(u, slope, labels)
         ctx.mark_non_differentiable(slope)
         ctx.set_materialize_grads(False)
         return losses, slope
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        u, du, slope, valid = ctx.saved_tensors
+        u, slope, labels = ctx.saved_tensors
         if torch.is_grad_enabled():  # for second derivatives the slope must depend on the logits
-            p = (u + du).softmax(-1)
-            p = p if valid is None else torch.where(valid[:, None], p, 0.0)
+            p = slope.scatter(1, labels[:, None], 1.0, reduce="add")
+            p = torch.where(p > 0, u - u.detach() + p.log(), -torch.inf).softmax(-1)
             slope = slope + (p - p.detach())
-        return slope * grad[:, None], None, None, None
+        return slope * grad[:, None], None, None
 
 
 def add_gradient(s: Batch, x: Tensor, delta: Tensor) -> None:
@@ -333,8 +356,8 @@ class Compensated(nn.Module):
                 self._add_terms(s, "logit", "label", "prediction")
             constant = s.du is not None and not s.du.requires_grad and s.dp is None and s.dy is None
             if constant and self.fast and s.learn and s.hard and self.base is None:
-                valid = None if s.complete else s.valid
-                s.l, s.slope = CrossEntropyWithSlope.apply(s.u, s.du, s.labels, valid)  # type: ignore[no-untyped-call]
+                losses, s.slope = CrossEntropyWithSlope.apply(s.u, s.du, s.labels)  # type: ignore[no-untyped-call]
+                s.l = losses if s.complete else torch.where(s.valid, losses, 0.0)
             else:
                 s.l = self.losses_of(s, s.u, du=s.du, dp=s.dp, dy=s.dy)
             if self.training and ("loss" in self._in_order or "gradient" in self._in_order):
@@ -450,6 +473,9 @@ class Compensated(nn.Module):
             losses = self.base(u, y)
         elif picks and q is not None:
             losses = -q.gather(1, y[:, None]).clamp(min=SMALLEST).log()[:, 0]
+        elif picks and given and u.is_cpu and u.shape[-1] >= MANY_CLASSES and u.dtype.itemsize > 2:
+            learned = u.requires_grad and torch.is_grad_enabled()
+            losses = (CrossEntropy.apply if learned else cross_entropies)(u, s.p.detach(), y)
         elif picks and given:
             losses = F.nll_loss(s.logp, y, reduction="none")
         else:
@@ -522,7 +548,10 @@ class Compensated(nn.Module):
         if s.touched and not s.touched[0].rows.requires_grad:
             assert s.slope is not None
             for touched in s.touched:
-                slope = s.places.totals(s.slope) if touched.by_sample else s.slope
+                slope = s.slope
+                if not s.complete and (touched.which is not None or touched.by_sample):
+                    slope = torch.where(s.valid[:, None], slope, 0.0)
+                slope = s.places.totals(slope) if touched.by_sample else slope
                 grad = slope.to(touched.rows.dtype).sum_to_size(len(slope), *touched.rows.shape[1:])
                 if touched.which is not None:
                     grad = torch.zeros_like(touched.rows).index_add_(0, touched.which, grad)

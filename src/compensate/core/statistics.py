@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import Batch
+from compensate.core.batch import Batch, log_softmax
 from compensate.core.layout import chunks, distinct_rows, held_range, is_eager_cpu
+from compensate.core.stages import full_precision
 from compensate.core.validation import checked_classes, checked_index
 from compensate.errors import InputError, check, one_of
 
@@ -242,20 +243,23 @@ class Evidence(Statistic):
         if not s.complete or self.skip:
             seen = s.valid & (s.epoch >= self.skip) if self.skip else s.valid
             labels = labels.masked_fill(~seen, -1)
-        du = s.u.new_zeros(len(s.u), 1) if s.du is None else s.du.detach().expand_as(s.u)
+        du = s.u.new_zeros(len(s.u), 1) if s.du is None else s.du
+        du = du if s.du is None or du.shape == s.u.shape else du.expand_as(s.u)
         general = not s.hard or s.criterion.base is not None or s.places.several
         if general or s.plain.numel() > BUFFER // 2 or torch.compiler.is_compiling():
             self.flush()
             u = F.pad(s.plain, (1, 0)) if s.places.binary else s.plain  # a label as two classes, with logits 0 and u
-            known = s.plain_losses if not general and "logp" in vars(s) else None
-            self._add(Visits(index, u, labels, du), [len(index)], known, s if general else None)
+            known = not general and (s.du is None or "p" in vars(s) or "plain_losses" in vars(s))
+            losses = s.plain_losses if known else None
+            self._add(Visits(index, u, labels, du), [len(index)], losses, s if general else None)
             return
         first = self._buffer[0] if self._buffer else None
         if first is not None and (first.u.shape[1:], first.du.shape[1:]) != (s.plain.shape[1:], du.shape[1:]):
             self.flush()
         self._buffered += s.plain.numel()
         # The caller may reuse its tensors.
-        self._buffer.append(Visits(index.clone(), s.plain.clone(), labels.clone(), du.clone()))
+        index, labels = index.clone() if index is s.index else index, labels.clone() if labels is s.target else labels
+        self._buffer.append(Visits(index, s.plain.clone(), labels, du.clone()))
         self._indices.append(self._buffer[-1].rows if s.index is None or index.is_cpu else s.index.clone())
         if self._buffered > BUFFER:
             self.flush()
@@ -311,10 +315,11 @@ class Evidence(Statistic):
         classes = None if s is not None and s.places.binary else self.classes
         parts = []
         for v, c, dv in chunks(u, given[:, None], du):
-            best, voted = largest(v[:, :classes].scatter(1, c, -torch.inf))
             # Row by row: the numbers must not depend on the other visits in the buffer.
-            loss = F.cross_entropy(v, c[:, 0], reduction="none") if losses is None else best
-            parts.append((v.gather(1, c)[:, 0] - best, voted, dv.abs().sum(1), loss))
+            v = log_softmax(full_precision(v)) if losses is None else v.clone()
+            own = v.gather(1, c)[:, 0]
+            best, voted = largest(v[:, :classes].scatter_(1, c, -torch.inf))
+            parts.append((own - best, voted, dv.abs().sum(1), -own))
         margin, voted, size, loss = (torch.cat(column) for column in zip(*parts, strict=True))
         loss = loss if losses is None else losses
         p = (-margin - loss).exp()  # the softmax of `best`: the loss is its log-partition minus the given logit

@@ -41,7 +41,7 @@ class TouchedRows:
     rows: Tensor
     """(R, *shape) their values, a leaf of the graph."""
     count: Tensor | None
-    """(R,) active samples of each row; None if each row has one."""
+    """(R,) the number of active samples of each row, or whether its only sample is active; None if each row has one."""
     which: Tensor | None
     """(B,) the position of each sample's row in `keys`, the first of equal keys; None if each sample has its own."""
     slot: Slot
@@ -153,11 +153,14 @@ class Table(nn.Module, ABC):
                 distinct, which = present_rows(keys, self.shape[0])
             count = None
             if which is not None or by_sample or not s.complete or s.gate is not None:
-                count = self.counted(s).to(torch.get_default_dtype())
-                count = s.places.totals(count) if by_sample else count
-                count = count if which is None else count.new_zeros(len(distinct)).index_add_(0, which, count)
+                count = self.counted(s)
+                if which is not None or by_sample:
+                    count = count.to(torch.get_default_dtype())
+                    count = s.places.totals(count) if by_sample else count
+                    count = count if which is None else count.new_zeros(len(distinct)).index_add_(0, which, count)
             by_slope = s.learn and s.hard and s.criterion.fast and s.criterion.only_tables
-            rows = self.gather(distinct).detach().requires_grad_(not by_slope)
+            rows = self.gather(distinct)
+            rows = rows if by_slope else rows.detach().requires_grad_()
             repeated = which is not None and distinct is keys
             s.touched.append(TouchedRows(self, distinct, rows, count, which, s.slot, by_sample, repeated))
             v = rows if which is None else rows[which]
@@ -167,7 +170,7 @@ class Table(nn.Module, ABC):
             v = self.gather(keys)
             v = v if self.update == "manual" else v.detach()
         if self.penalty is not None:
-            penalty = self.penalty(v if self.update == "manual" else v.detach(), s)
+            penalty = self.penalty(v.detach() if v.requires_grad and self.update != "manual" else v, s)
             s.charge(self.charged(s.places.spread(penalty) if by_sample else penalty, s))
         return s.places.spread(v) if by_sample else v
 
@@ -179,16 +182,16 @@ class Table(nn.Module, ABC):
         return full_precision(rows) if self.compact else rows  # stored in 16 bits, computed in 32
 
     @torch.no_grad()
-    def write(self, keys: Tensor, rows: Tensor, where: Tensor | None = None) -> None:
+    def write(self, keys: Tensor, rows: Tensor, where: Tensor | None = None, old: Tensor | None = None) -> None:
         """Replaces rows, only those that are finite and, if a mask (len(keys),) is given, only those it selects.
 
-        Equal keys must bring equal rows.
+        Equal keys must bring equal rows. `old` are the present rows, if they are known.
         """
         # A sum is finite only if all summands are: one pass, no temporary.
         if where is not None or not is_eager_cpu(rows) or not math.isfinite(rows.sum().item()):
-            chosen = rows.flatten(1).sum(1).isfinite() if rows.ndim > 1 else rows.isfinite()
+            chosen = (rows.flatten(1).sum(1) if rows.ndim > 1 else rows).abs() < math.inf
             chosen = chosen if where is None else chosen & where
-            old = self.gather(keys).detach()
+            old = self.gather(keys) if old is None else old
             rows = torch.where(rowwise(chosen, rows), rows.to(old.dtype), old)
         if self.store is not None:
             self.store.scatter(keys, rows)
@@ -226,15 +229,15 @@ class Table(nn.Module, ABC):
         alone = touched.slot not in THROUGH and (
             len(s.touched) == 1 or sum(other.table is self for other in s.touched) == 1
         )
-        old = touched.rows.detach() if alone else self.gather(touched.keys).detach()
+        old = touched.rows if alone else self.gather(touched.keys)
         if old.numel() > CHUNK and count is None and not callable(getattr(self.penalty, "lam", None)):
             for v, g, keys in chunks(old, grad, touched.keys):
                 self.write(keys, self.stepped(v, g, s))
             return
-        rows, where = self.stepped(old, grad, s), None if count is None else count > 0
+        rows, where = self.stepped(old, grad, s), count if count is None or count.dtype == torch.bool else count > 0
         if touched.repeated:  # equal keys get the row of the first
-            rows, where = rows[which], None if where is None else where[which]
-        self.write(touched.keys, rows, where)
+            rows, where, old = rows[which], None if where is None else where[which], old[which]
+        self.write(touched.keys, rows, where, old)
 
     def stepped(self, v: Tensor, grad: Tensor, s: Batch) -> Tensor:
         """(R, *shape) rows after one step by the gradient of their losses, penalty and bound included."""

@@ -21,8 +21,8 @@ Reduction = Literal["mean", "sum", "none"]
 """How the losses of a batch are reduced."""
 
 CheckMode = Literal["sync", "async", "kernels", "off"]
-"""How one batch is checked. "auto" becomes "sync" for eager CPU tensors and "kernels" elsewhere: as "async", but indexing
-kernels assert the range of classes and rows themselves."""
+"""How one batch is checked. "auto" becomes "sync" for eager CPU tensors, else "kernels": as "async", except that indexing
+kernels assert the range of classes and rows."""
 
 SUM_ERROR = 0.02
 """The largest difference between the sum of a soft label and 1: three classes rounded to two digits are 0.01 off, half precision less."""
@@ -46,16 +46,16 @@ def require_true(
 ) -> None:
     """Raises `message` unless all of `condition`, a boolean tensor, holds.
 
-    "sync" waits for the value; "async" leaves it to the device, which neither stalls it nor breaks a compiled graph.
+    "sync" waits for the value; "async" asserts on the device, without waiting and within compiled graphs.
 
     Args:
-        condition: what must be true.
-        message: of the error.
-        check: whether and how to wait.
-        example: what to write before the message in "sync" mode, a function of where the condition fails.
+        condition: the values that must be true.
+        message: the error message.
+        check: the mode of checking.
+        example: makes a prefix of the message in "sync" mode from the mask of failures.
     """
     if check in ("async", "kernels"):
-        torch._assert_async(condition.all(), message)
+        torch._assert_async(condition.all() if condition.ndim else condition, message)
     elif check == "sync" and not bool(condition.all()):
         raise InputError(message if example is None else f"{example(~condition)}: {message}")
 
@@ -208,7 +208,7 @@ def check_losses(s: Batch) -> None:
 
 
 def checked_classes(s: Batch, size: int, reader: str) -> None:
-    """Raises if the model has more or fewer outputs than something has classes."""
+    """Raises unless the model has `size` outputs; `reader` names the term that has as many classes."""
     if s.u.shape[-1] != size:
         raise InputError(
             f"the model has {s.u.shape[-1]} outputs and {reader} has {size} classes. Build the criterion for the classes of the "
@@ -223,9 +223,9 @@ def checked_features(s: Batch, size: int) -> None:
 
 
 def checked_index(s: Batch, num_samples: int, reader: str) -> Tensor:
-    """The row of a table for each row of the batch, if its index can address `num_samples` of them.
+    """(B,) the table row of each row of the batch; raises unless the index addresses `num_samples` rows.
 
-    While inputs are compensated, there is one for each input. Each of several labels has a row of its own.
+    While inputs are compensated, there is one for each input. If a sample has several labels, each has its own row.
     """
     index, places = s.index, s.places
     by_input = places.several and s.by_input

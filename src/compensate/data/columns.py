@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from compensate.data.labels import is_missing
 from compensate.errors import InputError, nearest
 
-LABELS = ("label", "target", "class", "y")  # names that a label column has in most tables
-USED = ("number", "category", "date")  # roles that become features
-# Names of columns that number or name the rows
-IDS = ("id", "index", "uuid", "guid", "key", "row", "rownames", "unnamed: 0", "")
-NEARLY_ALL = 0.95  # share of the cells that must have a type for the column to have it: one "unknown" among numbers is a missing number
-# Words or codes name the rows if more than 50 of them, and more than this share, are distinct
+LABEL_NAMES = ("label", "target", "class", "y")  # common names of label columns
+FEATURE_ROLES = ("number", "category", "date")  # roles that become features
+# Common names of identifier columns
+ID_NAMES = ("id", "index", "uuid", "guid", "key", "row", "rownames", "unnamed: 0", "")
+MIN_SHARE = 0.95  # of the cells that must have a type for the column to have it: one "unknown" among numbers is a missing number
+# A column of words or codes is an identifier if more values than this, and a larger share of them, are distinct
 MIN_DISTINCT, DISTINCT_SHARE = 50, 0.9
 HOLDS_LISTS = "holds lists"
 WRITTEN_LISTS = "holds lists written as text"  # reasons for leaving out a column of lists
-SENTENCE = 3  # median number of words from which a column is text
+TEXT_WORDS = 3  # median number of words from which a column is text
 _ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key)$|[a-z](Id|ID)$")
 _HASH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=.*\d)[0-9a-f]{16,128}", re.IGNORECASE)
 _URL = re.compile(r"(https?|ftp|s3|gs)://\S+|www\.\S+", re.IGNORECASE)
@@ -38,13 +38,13 @@ DATE_FORMATS = (
 )
 TIME_FORMATS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 ISO = "ISO8601"
-MAX_ONE_HOT = 30  # values of a category column that are one-hot encoded; more values are described by their letters
-LETTER_DIMENSIONS = 10  # features of a column of many values: leading directions of the letter groups in its values
-# How the letters of a value are counted
+MAX_ONE_HOT = 30  # values of a one-hot encoded category; with more values, it is encoded by character n-grams
+LETTER_DIMENSIONS = 10  # features of a column of many values: leading singular directions of its character n-grams
+# The character n-grams of a value
 LETTER_GROUPS: dict[str, Any] = {"analyzer": "char_wb", "ngram_range": (2, 4), "sublinear_tf": True}
 MAX_DEVIATIONS = 10.0  # standardized values are clipped here: one misplaced decimal point must not dominate a model
 MAX_VALUE = 1e18  # numbers are clipped here, to keep their squares finite in 32 bits
-ABSENT = "(missing)"  # the value of an empty cell in a category column
+MISSING_CATEGORY = "(missing)"  # the value of an empty cell in a category column
 DATE_PARTS = ("seconds", "year", "month", "day", "weekday", "hour")
 Matrix = NDArray[np.float32]
 
@@ -59,13 +59,13 @@ class Column:
 
     name: str
     role: str  # number, category, date, text, identifier, constant, label, split or ignored
-    reason: str  # why, in a few words
+    reason: str  # the reason for the role, in a few words
     dates: str | None = None  # the format of its dates
 
     @property
     def used(self) -> bool:
         """Whether the column becomes features."""
-        return self.role in USED
+        return self.role in FEATURE_ROLES
 
 
 def analyze(
@@ -106,10 +106,10 @@ def analyze(
 
 
 def is_row(first_line: Sequence[str], frame: pd.DataFrame) -> bool:
-    """Whether the first line of a table is a row and not the names of the columns.
+    """Whether the first line of a table is a row of data, not the header.
 
-    A cell of the first line indicates a row if it is a number above numbers, or a value of its column. A cell that differs in kind from the
-    cells below indicates names. Consecutive whole numbers, such as default names of pandas or years, indicate neither.
+    A cell of the first line indicates a row if it is a number above numbers, or occurs again in its column. A cell of another type than the
+    cells below indicates a header. Consecutive whole numbers, such as default names of pandas or years, indicate neither.
     """
     whole = [int(cell) for cell in first_line if cell.isdecimal()]
     counted = len(whole) > 1 and whole == list(range(whole[0], whole[0] + len(whole)))
@@ -120,12 +120,12 @@ def is_row(first_line: Sequence[str], frame: pd.DataFrame) -> bool:
         if not below or unnamed or (counted and cell.isdecimal()):
             continue
         finite = np.isfinite(numbers(pd.Series([*below, cell], dtype=object)))
-        numeric = finite[:-1].mean() >= NEARLY_ALL
-        if cell.lower() in LABELS or (numeric and not finite[-1]):
+        numeric = finite[:-1].mean() >= MIN_SHARE
+        if cell.lower() in LABEL_NAMES or (numeric and not finite[-1]):
             return False
         if numeric or cell in below:
             like_cells = True
-        elif len(set(below)) <= len(below) / 2 or (median_words(below) >= SENTENCE and " " not in cell):
+        elif len(set(below)) <= len(below) / 2 or (median_words(below) >= TEXT_WORDS and " " not in cell):
             return False
     return like_cells
 
@@ -146,7 +146,7 @@ def is_nested(column: pd.Series) -> bool:
 def are_lists(texts: Iterable[str]) -> bool:
     """Whether nearly all texts are JSON lists or objects, such as embeddings."""
     brackets = [text[:1] + text[-1:] in ("[]", "{}") for text in texts]
-    return bool(brackets) and float(np.mean(brackets)) >= NEARLY_ALL
+    return bool(brackets) and float(np.mean(brackets)) >= MIN_SHARE
 
 
 def median_words(texts: Sequence[str] | NDArray[Any]) -> float:
@@ -165,7 +165,7 @@ def cell_texts(column: pd.Series, missing: str | None = None) -> NDArray[Any]:
 def numbers(column: pd.Series) -> NDArray[np.float64]:
     """(N,) the cells as numbers; NaN for empty cells, infinities and words.
 
-    "$1,200" and "12 %" are numbers. If some cell can only have a decimal comma, such as "1,5", all cells have it.
+    "$1,200" and "12 %" are numbers. If the comma of any cell must be a decimal comma, as in "1,5", it is one in all cells.
     """
     try:
         read = pd.to_numeric(column, errors="coerce")
@@ -200,7 +200,7 @@ def dates(column: pd.Series, form: str) -> NDArray[np.datetime64]:
 
 
 def _role(name: str, column: pd.Series, target: NDArray[Any] | None, chosen: bool) -> tuple[str, ...]:
-    """Role, reason and perhaps date format; ``chosen`` if the user asked for the column."""
+    """Role, reason and, for dates, the format; ``chosen`` if the user named the column."""
     all_texts = cell_texts(column)
     present = np.array([text is not None for text in all_texts], dtype=bool)
     texts = all_texts[present]
@@ -221,7 +221,7 @@ def _role(name: str, column: pd.Series, target: NDArray[Any] | None, chosen: boo
     values = numbers(column)
     known = values[np.isfinite(values)]
     infinite = sum(t.lower().lstrip("+-") in ("inf", "infinity") for t in texts[~np.isfinite(values[present])])
-    numeric = (len(known) + infinite) / len(texts) >= NEARLY_ALL
+    numeric = (len(known) + infinite) / len(texts) >= MIN_SHARE
     like_days = len(known) > 0 and bool(((known > 19000000) & (known < 21000000) & (known == np.round(known))).all())
     form = _date_format(texts) if not numeric or like_days else None
     if form is not None:
@@ -229,16 +229,16 @@ def _role(name: str, column: pd.Series, target: NDArray[Any] | None, chosen: boo
         return "date", f"dates such as {example}", form
     if not chosen:
         count, many, bare = len(texts), distinct > max(20, 0.2 * len(texts)), name.strip()
-        if bare.lower() in IDS and many:
+        if bare.lower() in ID_NAMES and many:
             return "identifier", f"named like an identifier, with {distinct:,} values in {count:,} rows"
-        if distinct == count and (bare.lower() in IDS or _ID_NAME.search(bare)):
+        if distinct == count and (bare.lower() in ID_NAMES or _ID_NAME.search(bare)):
             return "identifier", f"named like an identifier, and different in each of {count:,} rows"
         if not numeric:
             sample = texts[:: max(1, count // 2000)]
             for kind, pattern in (("hashes", _HASH), ("web addresses", _URL)):
-                if many and np.mean([bool(pattern.fullmatch(t)) for t in sample]) >= NEARLY_ALL:
+                if many and np.mean([bool(pattern.fullmatch(t)) for t in sample]) >= MIN_SHARE:
                     return "identifier", f"holds {kind}"
-            if distinct > MIN_DISTINCT and distinct > DISTINCT_SHARE * count and median_words(sample) < SENTENCE:
+            if distinct > MIN_DISTINCT and distinct > DISTINCT_SHARE * count and median_words(sample) < TEXT_WORDS:
                 return "identifier", f"{distinct:,} distinct values in {count:,} rows"
         elif distinct == count >= 20 and len(known) > 1 and (known % 1 == 0).all() and np.abs(known).max() < 2**53:
             steps = np.diff(np.sort(known))
@@ -252,7 +252,7 @@ def _role(name: str, column: pd.Series, target: NDArray[Any] | None, chosen: boo
         if not len(known) or (known.min() == known.max() and len(known) == len(values)):
             return "constant", "has one value only" if len(known) else "holds no finite number"
         return "number", f"{distinct:,} distinct numbers"
-    if median_words(texts) >= SENTENCE and distinct > len(texts) / 2:
+    if median_words(texts) >= TEXT_WORDS and distinct > len(texts) / 2:
         return "text", "holds sentences"
     return "category", f"{distinct:,} distinct values"
 
@@ -260,16 +260,16 @@ def _role(name: str, column: pd.Series, target: NDArray[Any] | None, chosen: boo
 def _date_format(texts: NDArray[Any]) -> str | None:
     """The format of nearly all distinct cells, if they are dates."""
     cells = pd.Series(pd.unique(texts)[:2000], dtype=object)
-    if not cells.str.contains(r"\d").mean() >= NEARLY_ALL or cells.str.len().max() > 40:
+    if not cells.str.contains(r"\d").mean() >= MIN_SHARE or cells.str.len().max() > 40:
         return None
 
     def fits(form: str) -> bool:
         read = (pd.to_datetime(part, errors="coerce", format=form, utc=True) for part in (cells.iloc[:20], cells))
-        return all(part.notna().mean() >= NEARLY_ALL for part in read)  # most formats fail on the first cells
+        return all(part.notna().mean() >= MIN_SHARE for part in read)  # most formats fail on the first cells
 
-    if fits(ISO) and cells.str.contains("-").mean() >= NEARLY_ALL:
+    if fits(ISO) and cells.str.contains("-").mean() >= MIN_SHARE:
         return ISO
-    times = TIME_FORMATS if cells.str.contains(":").mean() > 1 - NEARLY_ALL else TIME_FORMATS[:1]
+    times = TIME_FORMATS if cells.str.contains(":").mean() > 1 - MIN_SHARE else TIME_FORMATS[:1]
     return next((day + time for day in DATE_FORMATS for time in times if fits(day + time)), None)
 
 
@@ -306,7 +306,7 @@ class TableEncoder:
             if column.role != "category":
                 parts.append(_Numbers(column, _Numbers.learn(column, cells)))
             else:
-                texts = cell_texts(cells, ABSENT)
+                texts = cell_texts(cells, MISSING_CATEGORY)
                 kind = _Few if len(set(texts)) <= MAX_ONE_HOT else _Many
                 parts.append(kind(column, kind.learn(texts)))
         return cls(columns, tuple(part for part in parts if part.names))
@@ -320,7 +320,7 @@ class TableEncoder:
         """(N, features) of these rows, standardized; without ``scaled`` those of `trees`."""
         lost = [c.name for c in self.columns if c.used and c.name not in frame.columns]
         if lost:
-            raise InputError(f"the table lacks the columns {', '.join(lost)}, which the features were made from.")
+            raise InputError(f"the table lacks the columns {', '.join(lost)}, which the encoder was fitted on.")
         blocks = [part.encode(frame[part.column.name], scaled) for part in self.parts]
         return np.concatenate(blocks, axis=1).astype(np.float32) if blocks else np.empty((len(frame), 0), np.float32)
 
@@ -424,7 +424,7 @@ class _Few(_Part):
         return {"values": values, "scale": 1.0 / spread if spread > 0 else 1.0}
 
     def encode(self, cells: pd.Series, scaled: bool) -> Matrix:
-        texts = cell_texts(cells, ABSENT)
+        texts = cell_texts(cells, MISSING_CATEGORY)
         if not scaled:
             return self.ranks(texts)
         one_hot = np.zeros((len(cells), len(self.place) + 1), np.float32)  # the last column is for new values
@@ -433,7 +433,7 @@ class _Few(_Part):
 
 
 class _Many(_Part):
-    """A category of many values, described by their letters: similar names get similar features."""
+    """A category of many values, encoded by character n-grams: similar names get similar features."""
 
     def __init__(self, column: Column, learned: Mapping[str, Any]) -> None:
         super().__init__(column, learned)
@@ -461,7 +461,7 @@ class _Many(_Part):
         }  # fmt: skip
 
     def encode(self, cells: pd.Series, scaled: bool) -> NDArray[Any]:
-        texts = cell_texts(cells, ABSENT)
+        texts = cell_texts(cells, MISSING_CATEGORY)
         new = list(dict.fromkeys(t for t in texts if t not in self.rank))
         fresh = self.letters.transform(new) @ self.directions.T if new else self.known[:0]
         row = {**self.rank, **{value: len(self.known) + i for i, value in enumerate(new)}}

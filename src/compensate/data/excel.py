@@ -18,7 +18,7 @@ from compensate.extras import require
 from compensate.files import check_file, check_size, check_unpacked, check_width, readable_as
 
 SUFFIXES = (".xlsx", ".xlsm")
-MAX_ROWS = 1 << 20  # rows of a sheet
+MAX_ROWS = 1 << 20  # rows that a sheet can have
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ def read_excel(path: str | Path) -> pd.DataFrame:
     """The table of the first sheet, with the saved values of formulas."""
     path = Path(path)
     check_file(path)
-    sheet = read_sheet(path.read_bytes(), path, tell=True)
-    twice = next((name for name in sheet.names if sheet.names.count(name) > 1), None)
-    if twice is not None:
-        raise InputError(f'{path} has more than one column named "{twice}"; rename all but one.')
+    sheet = read_sheet(path.read_bytes(), path, warn=True)
+    duplicate = next((name for name in sheet.names if sheet.names.count(name) > 1), None)
+    if duplicate is not None:
+        raise InputError(f'{path} has more than one column named "{duplicate}"; rename all but one.')
     places = zip(sheet.names, sheet.places, strict=True)
     return typed_frame({name: [row[place] for row in sheet.rows] for name, place in places})
 
 
-def read_sheet(content: bytes, path: Path, *, tell: bool = False) -> Sheet:
-    """The first sheet of a workbook; with ``tell``, a warning names the other sheets."""
+def read_sheet(content: bytes, path: Path, *, warn: bool = False) -> Sheet:
+    """The first sheet of a workbook; with ``warn``, a warning names the other sheets."""
     openpyxl = require("openpyxl", "reading Excel", "excel")
     with readable_as(path, "an Excel workbook", "Save it again as .xlsx"):
         with zipfile.ZipFile(io.BytesIO(content)) as packed:
@@ -54,7 +54,7 @@ def read_sheet(content: bytes, path: Path, *, tell: bool = False) -> Sheet:
             with closing(openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)) as book:
                 sheets = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"] or book.worksheets
                 cells = _cells(sheets[0], path)
-    if tell and len(sheets) > 1:
+    if warn and len(sheets) > 1:
         first, *others = (str(sheet.title)[:40] for sheet in sheets)
         named = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
         warnings.warn(f'{path}: the sheet "{first}" is read; the others are not: {named}.', stacklevel=4)
@@ -62,13 +62,13 @@ def read_sheet(content: bytes, path: Path, *, tell: bool = False) -> Sheet:
 
 
 def _cells(sheet: Any, path: Path) -> Sheet:
-    sheet.reset_dimensions()  # some programs write wrong ones
+    sheet.reset_dimensions()  # some programs write wrong dimensions
     rows: list[tuple[Any, ...]] = []
     numbers: list[int] = []
     width = 0
     for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
-        if number > MAX_ROWS:  # a row may claim any number
-            raise InputError(f"{path} has a row beyond {MAX_ROWS:,}, the last of Excel. Save it again as .xlsx.")
+        if number > MAX_ROWS:  # a damaged file may claim any row number
+            raise InputError(f"{path} has a row beyond {MAX_ROWS:,}, the limit of Excel. Save it again as .xlsx.")
         if any(cell is not None for cell in cells):
             width = max(width, len(cells))
             check_width(width, path)

@@ -12,14 +12,23 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.data.columns import IDS, LABELS, SENTENCE, TableEncoder, analyze, are_lists, is_nested, median_words
+from compensate.data.columns import (
+    ID_NAMES,
+    LABEL_NAMES,
+    TEXT_WORDS,
+    TableEncoder,
+    analyze,
+    are_lists,
+    is_nested,
+    median_words,
+)
 from compensate.data.labels import check_lengths, encode_labels, has_no_label, is_missing, missing_labels
 from compensate.data.text import Tfidf
 from compensate.errors import InputError, nearest
 
 # A column of fewer than six words is the text only if at most three others could be features (or the label)
 MIN_WORDS, MAX_OTHER_COLUMNS = 6, 3
-# Names of columns of lists that hold the labels if no column is named as in `LABELS`
+# Names of columns of lists that hold the labels if no column is named as in `LABEL_NAMES`
 LABEL_SETS = ("labels", "tags", "topics", "categories", "genres", "classes")
 # Words in the name of a label column, such as label_text or target_class
 LABEL_WORDS = frozenset({"label", "labels", "target", "gold", "annotation"})
@@ -31,7 +40,7 @@ TOPICS = {
 """Names that labels often have."""
 
 QUANTITIES = frozenset({"price", "score"})  # names of quantities that are labels in some tables and features in others
-MAX_RUNNERS_UP = 3  # other candidates that are reported when the label column was not named as in `LABELS`
+MAX_RUNNERS_UP = 3  # other candidates that are reported when the label column was not named as in `LABEL_NAMES`
 MAX_INTEGER_CLASSES = 20  # up to this many distinct whole numbers are classes; more are classes only if they count up from 0 or 1 without a gap
 MIN_LABEL_COLUMNS = 3  # columns of 0 and 1 that together are taken for label sets
 MAX_ROWS_PREDICTED = 1000  # rows on which candidates are predicted from the other columns
@@ -91,7 +100,8 @@ def decide_label(
     names = [str(c) for c in frame.columns]
     plain = any(_label_sign(name) == 0 for name in (*names, *lists))
     for name in lists:
-        if name == label or (label is None and name.strip().lower() in (LABELS if plain else (*LABELS, *LABEL_SETS))):
+        usual = LABEL_NAMES if plain else (*LABEL_NAMES, *LABEL_SETS)
+        if name == label or (label is None and name.strip().lower() in usual):
             problem = f'the column "{name}" of {where} holds lists; expected one label a row'
             error = InputError(f"{problem}. Keep one label of each list, or name another column: {_BY_NAME}.")
             return LabelChoice((name,), "lists", error)
@@ -105,7 +115,7 @@ def decide_label(
             return LabelChoice(binary, "columns", unclear)
         return LabelChoice((), "unclear", unclear)
     if label is None:
-        others = [n for n in names if n not in (column, text) and n.strip().lower() not in (*IDS, "split")]
+        others = [n for n in names if n not in (column, text) and n.strip().lower() not in (*ID_NAMES, "split")]
         if _label_sign(column) is None:
             runners_up = [n for n in others if _few_values(frame, n)]
         elif _label_sign(column) != 0:
@@ -133,7 +143,7 @@ def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str |
     if len(candidates) == 1:
         return candidates[0]
     if not candidates:
-        problem = f"{where} has no column named {', '.join(LABELS)} and none with few values"
+        problem = f"{where} has no column named {', '.join(LABEL_NAMES)} and none with few values"
         named = [name for name in names if _label_sign(name) is not None]
         if len(named) == 1 and len(_values(frame[named[0]], 2)) < 2:
             problem = f'the label column "{named[0]}" of {where} has fewer than 2 values'
@@ -154,7 +164,7 @@ def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str |
 
 def find_label(frame: pd.DataFrame, text: str | None = None) -> list[str]:
     """The columns that could be the label by their names, else the predictable ones of few values. A single one is the label."""
-    names = [str(c) for c in frame.columns if str(c) != text and str(c).strip().lower() not in (*IDS, "split")]
+    names = [str(c) for c in frame.columns if str(c) != text and str(c).strip().lower() not in (*ID_NAMES, "split")]
     signs = {name: _label_sign(name) for name in names}
     plain = [name for name in names if signs[name] == 0]
     if len(plain) == 1:  # even with one value: the error then names this column
@@ -179,15 +189,16 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
         return text or None
     sample = frame.iloc[:: max(1, len(frame) // 2000)]
     lengths, words = {}, {}
-    for name in (n for n in names if n != label and n.strip().lower() not in LABELS):
+    for name in (n for n in names if n != label and n.strip().lower() not in LABEL_NAMES):
         values = [str(v) for v in sample[name] if not is_missing(v)]
         words[name] = median_words(values)
-        if words[name] >= SENTENCE and not are_lists(v.strip() for v in values) and len(set(values)) > len(values) / 2:
+        distinct = len(set(values)) > len(values) / 2
+        if words[name] >= TEXT_WORDS and distinct and not are_lists(v.strip() for v in values):
             lengths[name] = np.mean([len(v) for v in values])
     text = max(lengths, key=lengths.__getitem__, default=None)
     if text is not None and words[text] < MIN_WORDS:
         others = sample.drop(columns=[text, *([label] if label in names else [])])
-        if sum(c.used and c.name.strip().lower() not in LABELS for c in analyze(others)) > MAX_OTHER_COLUMNS:
+        if sum(c.used and c.name.strip().lower() not in LABEL_NAMES for c in analyze(others)) > MAX_OTHER_COLUMNS:
             return None
     return text
 
@@ -311,8 +322,8 @@ def _predictable(frame: pd.DataFrame, candidates: list[str], text: str | None) -
 
 
 def _label_sign(name: str) -> int | None:
-    """How surely a name is that of a label: 0 (in `LABELS`) to 3 (energy_class and response_a may be features); None if it is not."""
-    if name.strip().lower() in LABELS:
+    """How surely a name is that of a label: 0 (in `LABEL_NAMES`) to 3 (energy_class and response_a may be features); None if it is not."""
+    if name.strip().lower() in LABEL_NAMES:
         return 0
     words = set(re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower().replace("_", " ").replace("-", " ").split())
     about_label = not words & {"id", "count", "confidence"}
@@ -328,7 +339,7 @@ def _could_be_label(column: pd.Series) -> bool:
     if len(_values(column, 2)) < 2:
         return False
     cells = [str(v) for v in column.iloc[:: max(1, len(column) // 2000)] if not is_missing(v)]
-    return median_words(cells) < SENTENCE or len(set(cells)) <= len(cells) / 2
+    return median_words(cells) < TEXT_WORDS or len(set(cells)) <= len(cells) / 2
 
 
 def _few_values(frame: pd.DataFrame, name: str) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.data.columns import HOLDS_LISTS, IDS, Column, TableEncoder, analyze, is_nested, is_row
+from compensate.data.columns import HOLDS_LISTS, ID_NAMES, Column, TableEncoder, analyze, is_nested, is_row
 from compensate.data.dataset import OTHERS, PARTS, Dataset, Source, Splits
 from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_excel
@@ -233,7 +233,7 @@ def from_frame(
         encoder, roles = (None, roles) if text else _fit_encoder(fitted, label, roles, where)
     x: NDArray[Any]
     x = np.array(["" if is_missing(v) else str(v) for v in frame[text]], dtype=object) if text else encoder(frame)
-    ids = min((c.name for c in roles if c.role == "identifier"), key=lambda n: n.lower() not in IDS, default=None)
+    ids = min((c.name for c in roles if c.role == "identifier"), key=lambda n: n.lower() not in ID_NAMES, default=None)
     source = Source(
         kind="text" if text else "table", label=label, text=text, target=reason, columns=roles, encoder=encoder,
         passed_over=choice.passed_over, runners_up=choice.runners_up,

@@ -18,7 +18,7 @@ MAX_CHARACTERS = 100_000
 """Longer texts are reduced to `MAX_CHUNKS` evenly spaced excerpts of this total length before tokenization."""
 
 SECTION = 4096
-"""Texts that are tokenized and sorted by length together, which bounds the memory for tokens."""
+"""Texts that are tokenized and sorted by length at a time, which bounds the memory for tokens."""
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65536}
 """Tokens of a batch, padding included. On a CPU, larger batches leave the cache and are slower."""
@@ -62,12 +62,12 @@ class TextEncoder:
         start = next(places, None)
         self.before: list[int] = [] if start is None else full[:start]
         self.after: list[int] = [] if start is None else full[start + len(bare) :]
-        self.room = max(1, max_length - len(self.before) - len(self.after))
+        self.chunk_length = max(1, max_length - len(self.before) - len(self.after))
         self.padding = tokenizer.pad_token_id or 0
         self.network = TextNetwork(model, self.padding)
 
     def __call__(self, texts: Sequence[str], batch_size: int | None = None) -> Iterator[EncodedBatch]:
-        """Batches of embeddings of unit length, not in the order of the texts."""
+        """Yields batches of unit-length embeddings, in another order than the texts."""
         budget = BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
         for start in range(0, len(texts), SECTION):
             pieces = self.pieces(texts[start : start + SECTION])
@@ -86,8 +86,8 @@ class TextEncoder:
                     values = F.normalize(self.network(x), dim=1).cpu().numpy()
                 yield np.array(batch) + start, values
 
-    def pieces(self, texts: Sequence[str], most: int = MAX_CHUNKS) -> list[list[list[int]]]:
-        """The tokens of each text, in at most ``most`` chunks with special tokens around each."""
+    def pieces(self, texts: Sequence[str], max_chunks: int = MAX_CHUNKS) -> list[list[list[int]]]:
+        """The tokens of each text, in at max_chunks ``max_chunks`` chunks with special tokens around each."""
         width = MAX_CHARACTERS // MAX_CHUNKS
         excerpts = list(texts)
         for row, text in enumerate(texts):
@@ -96,7 +96,7 @@ class TextEncoder:
                 excerpts[row] = " ".join(text[start : start + width] for start in starts)
         found = self.tokenizer(excerpts, add_special_tokens=False, return_attention_mask=False, verbose=False)
         before, after, blank = self.before, self.after, [self.padding]
-        texts_in_chunks = (chunks(ids, self.room, most) for ids in found["input_ids"])
+        texts_in_chunks = (chunks(ids, self.chunk_length, max_chunks) for ids in found["input_ids"])
         return [[[*before, *chunk, *after] or blank for chunk in text] for text in texts_in_chunks]
 
 
@@ -120,15 +120,15 @@ def mean_pooling(hidden: Tensor, mask: Tensor) -> Tensor:
     return (hidden * weights).sum(1) / weights.sum(1).clamp_min(1)
 
 
-def chunks(ids: Sequence[int], room: int, most: int = MAX_CHUNKS) -> list[list[int]]:
-    """Chunks of at most ``room`` tokens and nearly equal length; at most ``most`` of them, evenly spaced.
+def chunks(ids: Sequence[int], chunk_length: int, max_chunks: int = MAX_CHUNKS) -> list[list[int]]:
+    """Chunks of at max_chunks ``chunk_length`` tokens and nearly equal length; at max_chunks ``max_chunks`` of them, evenly spaced.
 
-    >>> chunks([1, 2, 3, 4, 5], 2), chunks(range(100), 1, most=3)
+    >>> chunks([1, 2, 3, 4, 5], 2), chunks(range(100), 1, max_chunks=3)
     ([[1, 2], [3, 4], [5]], [[0], [50], [99]])
     """
-    count = max(1, -(-len(ids) // room))
+    count = max(1, -(-len(ids) // chunk_length))
     width = max(1, -(-len(ids) // count))
     starts = range(0, max(len(ids), 1), width)
-    if len(starts) > most:
-        starts = [starts[round(i * (len(starts) - 1) / (most - 1))] for i in range(most)]  # type: ignore[assignment]
+    if len(starts) > max_chunks:
+        starts = [starts[round(i * (len(starts) - 1) / (max_chunks - 1))] for i in range(max_chunks)]  # type: ignore[assignment]
     return [list(ids[start : start + width]) for start in starts]

@@ -41,7 +41,7 @@ def residual_cost(r: np.ndarray, t: float, penalty: str) -> np.ndarray:
 def weighted_quantile(values: np.ndarray, q: float, weights: np.ndarray) -> float:
     """The smallest value with at least a share `q` of the weight at or below it.
 
-    A weight of 2 counts exactly as two samples and a weight of 0 as none, in any order.
+    A weight of 2 equals two samples, a weight of 0 none, in any order.
 
     >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), 0.5, np.array([4.0, 1.0, 1.0]))
     3.0
@@ -77,7 +77,7 @@ def least_squares(A: np.ndarray, Y: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 RANGES = {"tol": np.inf, "coef0": np.inf, "weight_decay": np.inf, "contamination": 0.5, "validation": 1.0}
-"""Upper bounds, not included, of the parameters that may be zero."""
+"""Exclusive upper bounds of the parameters that may be zero."""
 
 
 def check_parameters(estimator: Any) -> None:
@@ -152,7 +152,7 @@ class KernelMap:
         return pairwise_kernels(X, self.anchors, **self.options) @ self.axes
 
     def outside(self, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
-        """The squared length of each sample outside the span of the fitted ones, (n,)."""
+        """(n,) the squared distance of each sample from the span of the fitted samples, in feature space."""
         if self.sampler is not None:
             return np.zeros(len(X))
         square = np.einsum("ij,ij->i", X, X)
@@ -163,7 +163,7 @@ class KernelMap:
         return np.maximum(square - np.einsum("ij,ij->i", Z, Z), 0)
 
 
-# The palette of Okabe and Ito. Outliers are drawn as crosses: color is never the only sign.
+# The palette of Okabe and Ito. Outliers are also drawn as crosses, for readers who cannot tell the colors apart.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C7A00", "#555555")
 OUTLIER = "#B00020"
 
@@ -185,7 +185,7 @@ def color(k: int) -> str:
 
 
 def plane(X: np.ndarray, *others: np.ndarray) -> list[np.ndarray]:
-    """Two columns to draw, of all arrays: the features themselves, or the plane of greatest variance of `X`."""
+    """All arrays with two columns, for drawing: their features, or their projection on the first two principal axes of `X`."""
     if X.shape[1] == 1:
         return [np.column_stack([A, np.zeros(len(A))]) for A in (X, *others)]
     if X.shape[1] == 2:
@@ -216,6 +216,6 @@ def clusters(
 
 
 def legend(ax: Any) -> None:
-    """A legend, if anything has a label."""
+    """Adds a legend if anything drawn has a label."""
     if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=8, frameon=False, loc="best")

@@ -21,7 +21,7 @@ from compensate.estimators.kmeans import RobustKMeans
 
 EMBED_STEPS = 500  # maximum alternations for the representation of given samples
 MAX_RADIUS = 1.5  # bound of a representation, relative to the median length of the first one
-MAX_RESIDUAL = 3.0  # residuals above this multiple of the median count as corrupted in any case
+MAX_RESIDUAL = 3.0  # residuals above this multiple of the median always count as corrupted
 MIN_STEP = 1e-9  # movement at which the alternations stop
 NORMS = {"l21": "l2", "l20": "l0"}  # of a penalized group
 STAGES = {"l21": ["l21"], "l20": ["l21", "l20"]}  # l20 starts from l21
@@ -47,7 +47,7 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
         lam: in units of a view's size (the median length of its centered rows). None chooses it from `contamination`.
         contamination: expected share of corrupted rows, in [0, 0.5): :math:`\lambda/2` is the residual that this share exceeds, or
             three times the median residual if that is less. Zero compensates nothing.
-        level: what is compensated as a whole.
+        level: the unit that is compensated as a whole, a "view" of a sample or the whole "sample".
         penalty: with l21, the equation above, a corrupted row keeps a pull of :math:`\lambda/2`; with l20 each compensation costs
             :math:`\lambda^2/4` whatever its length, and corrupted rows do not count at all. l20 starts from l21.
         n_init, random_state: of the clustering.
@@ -158,7 +158,7 @@ class MultiViewRobustClustering(ClusterMixin, BaseEstimator):  # type: ignore[mi
         If lambda is not given, it is estimated at every step of the first stages and fixed in the last.
         """
         guarded = self.lam is None and self.contamination > 0
-        # First relative to the medians, down to the median length: no corrupted row may get a direction of the basis.
+        # The first basis uses residuals from the medians, cut to their median length, so corrupted rows cannot determine it.
         t = float(np.median(self._lengths(Z))) if guarded else self._threshold(Z)
         shift = self._shift(Z, t, "l21")
         self._mean = (Z + shift).mean(0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compensate.core.batch import Batch, Value
 from compensate.core.criterion import BinaryBase, Compensated
-from compensate.core.layout import put_rows
+from compensate.core.layout import chunks, put_rows
 from compensate.core.proximal import L1, AtLeast
 from compensate.core.stages import full_precision
 from compensate.core.statistics import Statistic
@@ -42,9 +42,13 @@ def base(*, num_classes: int | None = None, base: BinaryBase = None) -> Compensa
     return Compensated(base=base)
 
 
+FLOOR = 1e-4
+"""Predictions are kept this far from 0 and 1."""
+
+
 @final
 class TemporalEnsemble(Statistic):
-    """The running means of :func:`elr`, from zero, including the current predictions, clamped and divided by their sums; (B, C)."""
+    """The running means of :func:`elr`, from zero, including the current predictions, bounded and divided by their sums."""
 
     reader = "a running mean of predictions"
 
@@ -55,48 +59,49 @@ class TemporalEnsemble(Statistic):
         self.rows = self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
 
     def forward(self, s: Batch) -> tuple[Tensor, Tensor]:
-        """(B, C) the bounded predictions and the running means, constants; the means are written if the batch is accepted."""
-        index = self.index(s)
+        """(B, C) the running means and (B,) their products with the bounded predictions; the means are written if the batch is accepted."""
+        index, products = self.index(s), []
         with torch.no_grad():
-            p = F.hardtanh_(s.logp.exp(), FLOOR, 1 - FLOOR)
             rows = self.rows.index_select(0, index)
+            for t, p in chunks(rows, s.p.detach()):
+                now = p.clamp(FLOOR, 1 - FLOOR).to(t.dtype)
+                if s.learn:
+                    t.mul_(self.beta).addcdiv_(now, now.sum(-1, keepdim=True), value=1 - self.beta)
+                products.append(now.mul_(t).sum(-1))
             if s.learn:
-                now = p.to(rows.dtype)
-                rows.mul_(self.beta).addcdiv_(now, now.sum(-1, keepdim=True), value=1 - self.beta)
                 s.later(partial(put_rows, self.rows, index, rows, None if s.complete else s.valid))
-            return p, rows.to(s.u.dtype)
+            return rows.to(s.u.dtype), torch.cat(products).to(s.u.dtype)
 
     def observe(self, s: Batch) -> None:
         """The term that reads the means has moved them."""
 
 
-FLOOR = 1e-4
-"""Predictions are kept this far from 0 and 1."""
-
-
 class Disagreement(torch.autograd.Function):
-    """(B,) log(1 - <t, p>) of running means t and bounded predictions p, with its slope by the log-predictions in closed form."""
+    """(B,) log(1 - <t, p>) of running means t and bounded predictions p = S(u), with its slope by the logits u in closed form."""
 
     @staticmethod
-    def forward(ctx: Any, logp: Tensor, p: Tensor, t: Tensor) -> Tensor:
-        product = t * p
-        rest = 1 - product.sum(-1)
-        torch.ops.aten.hardtanh_backward(product, p, FLOOR, 1 - FLOOR, grad_input=product)  # 0 where a bound holds
-        ctx.save_for_backward(logp, t, product, rest)
+    def forward(ctx: Any, u: Tensor, p: Tensor, t: Tensor, product: Tensor) -> Tensor:
+        rest = 1 - product
+        ctx.save_for_backward(u, p, t, rest)
         return rest.log()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        logp, t, product, rest = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for second derivatives
-            p = F.hardtanh(logp.exp(), FLOOR, 1 - FLOOR)
-            product, rest = torch.where((p > FLOOR) & (p < 1 - FLOOR), t * p, 0.0), 1 - (t * p).sum(-1)
-        return product * (-grad / rest)[:, None], None, None
+        u, p, t, rest = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives, by definition
+            value = (1 - (u.softmax(-1).clamp(FLOOR, 1 - FLOOR) * t).sum(-1)).log()
+            return torch.autograd.grad(value, u, grad, create_graph=True)[0], None, None, None
+        slope = torch.empty_like(p)
+        for h, q, v, g in chunks(slope, p, t, (-grad / rest)[:, None]):
+            torch.mul(v, g, out=h)
+            torch.ops.aten.hardtanh_backward(h, q, FLOOR, 1 - FLOOR, grad_input=h)  # 0 where a bound holds
+            h.mul_(q).addcmul_(q, h.sum(-1, keepdim=True), value=-1)
+        return slope, None, None, None
 
 
 def elr_term(s: Batch, ensemble: tuple[Tensor, Tensor], lam: float) -> Tensor:
     """The loss term of :func:`elr`."""
-    delta = lam * Disagreement.apply(s.logp, *ensemble)  # type: ignore[no-untyped-call]
+    delta = lam * Disagreement.apply(s.u, s.p.detach(), *ensemble)  # type: ignore[no-untyped-call]
     return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
 
@@ -131,7 +136,7 @@ UNSET = -1.0
 """Marks an abstention cost that is not known yet; costs are not negative."""
 
 
-def committed(s: Batch) -> tuple[Tensor, Tensor]:
+def abstention_parts(s: Batch) -> tuple[Tensor, Tensor]:
     r"""(B,) :math:`\log(1 - a_i)`, with :math:`a_i` the probability of abstention, the last output; and (B,) the cross entropy
     :math:`h_i` over the other outputs. The probability itself would round to 1, early in half precision.
     """
@@ -172,7 +177,7 @@ class AbstentionCost(Statistic):
 
     def observe(self, s: Batch) -> None:
         """Updates the running mean, and starts the rise after the warm-up."""
-        decided, h = committed(s)
+        decided, h = abstention_parts(s)
         counted = s.valid.sum()
         now = torch.where(s.valid, decided.exp() * h, 0.0).sum() / counted.clamp(min=1)
         now = torch.where(self.mean < 0, now.to(self.mean.dtype), (1 - self.mu) * self.mean + self.mu * now)
@@ -185,7 +190,7 @@ class AbstentionCost(Statistic):
 def dac_term(s: Batch, cost: Tensor) -> Tensor:
     """The loss term of :func:`dac`."""
     alpha = cost.to(s.l.dtype)
-    decided, h = committed(s)
+    decided, h = abstention_parts(s)
     losses = (decided.exp() * h - alpha * decided).to(s.l.dtype)
     return torch.where(s.valid & (alpha >= 0), losses - s.l, 0.0)
 

@@ -45,11 +45,13 @@ class _Normalize(torch.autograd.Function):
         p, r, total = ctx.saved_tensors
         if grad is None:
             return None, None, None
-        if torch.is_grad_enabled():  # for second derivatives r and S must depend on p
+        if torch.is_grad_enabled():  # second derivatives, by definition
             r = torch.where(r > ctx.floor, r + (p - p.detach()), r)
-            total = r.sum(-1, keepdim=True)
+            return torch.autograd.grad(r / r.sum(-1, keepdim=True) - p, p, grad, create_graph=True)[0], None, None
         mean = (grad * r).sum(-1, keepdim=True) / total
-        return ((grad - mean) / total).masked_fill(r <= ctx.floor, 0.0) - grad, None, None
+        slope = (grad - mean).div_(total)
+        torch.ops.aten.threshold_backward(slope, r, ctx.floor, grad_input=slope)  # 0 where the floor holds
+        return slope.sub_(grad), None, None
 
 
 @final
@@ -102,10 +104,10 @@ class OverParameterized(Statistic):
         decided = largest(s.p.detach())[1][:, None]
         if s.hard:
             given = s.labels[:, None]
-            over = noise <= -1
             e = noise.scatter_(1, decided, 1.0, reduce="add")
             near, own = r.gather(1, given), e.gather(1, given) - 1
-            e.scatter_(1, given, 0.0).masked_fill_(over, 0.0)
+            e.scatter_(1, given, 0.0)
+            torch.ops.aten.hardtanh_backward(e, nu, -1, 1, grad_input=e)  # 0 where a square is cut off at 1
             slope = (1 / total - 1 / near) * (near > self.floor)
             slope = 2 * mu * (slope + 2 * own if self.joint else slope) * (mu.square() <= 1)
         else:

@@ -170,8 +170,8 @@ class Pull(nn.Module):
         step = step * s.active[:, None] if s.gate is not None or not s.complete else step.expand(len(s.u), 1)
         if not s.hard:
             return step * (s.y - s.p.detach())
-        v = s.logp.detach().exp().mul_(-step)  # without an array of labels: large batches have many classes
-        return v.scatter_add_(1, s.labels[:, None], step)
+        # Without an array of labels: large batches have many classes.
+        return (s.p.detach() * -step).scatter_add_(1, s.labels[:, None], step)
 
     def extra_repr(self) -> str:
         return "" if isinstance(self.eta, nn.Module) else f"eta={self.eta}"

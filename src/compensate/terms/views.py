@@ -20,7 +20,7 @@ from compensate.errors import InputError, check
 
 
 def shifted(x: Tensor) -> Tensor:
-    """Moved by one place along the last axis; the first place repeats.
+    """Shifted forward by one place along the last axis; the first entry is repeated.
 
     >>> shifted(torch.tensor([[1.0, 2.0, 3.0]]))
     tensor([[1., 1., 2.]])
@@ -29,7 +29,7 @@ def shifted(x: Tensor) -> Tensor:
 
 
 def moved(x: Tensor) -> Tensor:
-    """Moved by one place the other way; the last place repeats."""
+    """Shifted backward by one place along the last axis; the last entry is repeated."""
     return torch.cat([x[..., 1:], x[..., -1:]], -1)
 
 
@@ -43,12 +43,12 @@ def blurred(x: Tensor) -> Tensor:
 
 
 def darkened(x: Tensor) -> Tensor:
-    """Half as large."""
+    """Half of each entry."""
     return x / 2
 
 
 MOVING = (shifted, moved)
-"""Views that move places: a label then belongs to another place."""
+"""Views that shift places, and so would need labels of places to shift too."""
 
 DEFAULT = (shifted, moved, blurred, darkened)
 """For images, and vectors with related neighboring entries."""
@@ -80,12 +80,12 @@ class Views(nn.Module):
         if places.dense and any(view in MOVING for view in self.of):
             raise InputError(
                 f"a view moves the input, and an input of this batch has {places.each} places with labels of their own, which "
-                "would not move with it. Choose views that do not move places: views=(blurred, darkened)."
+                "would not move with it. Choose views that do not shift places: views=(blurred, darkened)."
             )
 
     @property
     def of(self) -> tuple[Callable[..., Tensor], ...]:
-        """In order."""
+        """The functions, in order."""
         return tuple(getattr(self, str(number)) for number in range(self.size))
 
 
@@ -95,7 +95,7 @@ class RandomMix(nn.Module):
     :math:`\omega_i \sim \mathrm{Dirichlet}(\alpha, \dots, \alpha)`.
 
     Args:
-        alpha: 1 for all mixtures alike; smaller for mixtures near a single view or the input.
+        alpha: 1 for a uniform distribution over mixtures; smaller for mixtures near a single view or the input.
 
     >>> RandomMix(1.0)
     RandomMix(alpha=1)
@@ -120,7 +120,7 @@ class RandomMix(nn.Module):
 
 @final
 class ExtremeView(nn.Module):
-    r"""The view, or the input itself, with the largest (sign +1) or smallest (sign -1) loss; it costs a forward for each view.
+    r"""The view, or the input itself, with the largest (sign +1) or smallest (sign -1) loss; it takes a forward pass for each view.
 
     Args:
         sign: +1 the worst, -1 the best.

@@ -30,7 +30,7 @@ LEVEL = 0.95
 """Level of confidence intervals."""
 
 LAST = 5
-"""The score of a search is a mean over this many last epochs, because a single epoch may be lucky."""
+"""The score of a trial is the mean over as many last epochs, which varies less than a single epoch."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Row:
 
     Attributes:
         count: number of seeds.
-        last, best: mean and standard deviation of the test accuracy after the last epoch, and after the epoch with the best
+        last, best: mean and standard deviation of the test accuracy, after the last epoch and after the epoch with the highest
             validation accuracy.
         difference: `last` minus that of the baseline, paired by seed: mean and confidence interval (NaN for a single seed);
             None for the baseline.
@@ -251,7 +251,7 @@ def search_space(
     study = open_study(folder, name, config.seed)
     restart_abandoned(study)
     tried, missing = len(study.trials), max(trials - len(_complete(study)), 0)
-    # The number of the trial seeds a worker's sampler: neither two workers nor two sessions draw alike.
+    # Each trial seeds its sampler with its number, so workers and later sessions draw different values.
     jobs = [(config, folder, name, space, preset, batch_size, seeds, data_dir, tried + k) for k in range(missing)]
     lost = 0
     for finished in side_by_side(_trial, jobs, workers, lost=lambda *job: False):
@@ -288,7 +288,7 @@ def _trial(
     try:
         study.tell(trial, trial_score(config.replace(hyper=hyper), folder, data_dir, seeds))
     except NotFinite:
-        study.tell(trial, 0.0)  # training diverges with this setting: a bad score, and the search goes on
+        study.tell(trial, 0.0)  # divergence gets the lowest score, and the search continues
     except InputError:
         study.tell(trial, state=TrialState.FAIL)
         raise

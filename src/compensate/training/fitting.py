@@ -1,5 +1,5 @@
-"""`fit` trains a run as its configuration says, here, under `torchrun` or on a Ray cluster. `train_and_record` trains on arrays
-and records predictions: of each sample before every step that learns from it, and of held-out samples.
+"""`fit` trains a run from its configuration, in this process, under `torchrun` or on a Ray cluster. `train_and_record` trains
+on arrays and records predictions of each sample before every step that learns from it, and of held-out samples.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 AUGMENT = {"none": None, "crop": CropFlip(flip=False), "crop-flip": CropFlip()}
 """Augmentation of images, by name."""
 
-PREDICTED = 4
-"""Prediction uses batches this many times larger than training, because it keeps no gradients."""
+PREDICTION_BATCH_FACTOR = 4
+"""Batches for prediction are larger by this factor, because prediction keeps no gradients."""
 
 DIGEST_ROWS = 16
 """Rows whose inputs are part of the identity of a recorded run; reading all of them may take longer than an epoch."""
@@ -140,7 +140,7 @@ def fit(
     Args:
         config: the run.
         data: data to use instead of loading `config.data`, which still names the run; or the result of `prepare_run`.
-        data_dir, folder: of named data sets; and of the run, for checkpoints and results (without one nothing is written).
+        data_dir, folder: of named data sets; and of the run, for checkpoints and results. Without a folder nothing is written.
         resume: continue from the last checkpoint in the folder, with the same result as an uninterrupted run.
         every: steps between checkpoints; by default one a minute and one at the end.
         console: shows a progress bar.
@@ -181,7 +181,7 @@ def fit(
         if config.order == "ranges" and processes.size > 1:
             if criterion is not None:
                 raise InputError(
-                    'a criterion of your own cannot be cut by order="ranges", for it holds the rows of all samples; name its '
+                    'a given criterion has rows of all samples, and order="ranges" keeps a part of them in each process; name its '
                     f"method instead, or {INSTEAD}"
                 )
             ranges = Ranges(prepared.train, prepared.config.batch_size or 1, processes)
@@ -299,7 +299,7 @@ def _progress_bar(console: Console, trainer: Trainer) -> Iterator[Callable[[int,
 def _fit_on_cluster(
     shared: dict[str, Any], folder: str | Path | None, workers: int | None, *, resume: bool, **options: Any
 ) -> Result:
-    """`fit` with the workers of a Ray cluster, which own a range of the samples each and restart from the last checkpoint.
+    """`fit` with the workers of a Ray cluster: each owns a range of the samples, and all restart from the last checkpoint.
 
     All machines must see the folder. The result is read from it: the tables of the criterion have the rows of all samples.
     """
@@ -308,7 +308,7 @@ def _fit_on_cluster(
         if folder is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="compensate-"))
         run = Run(Path(folder).expanduser().resolve())
-        # Errors of the input are raised here: Ray would restart the workers that raise them.
+        # Input errors are raised here, because Ray would restart workers that raise them.
         prepared = prepare_run(config, shared["data"], data_dir)
         with holding_rows(HeldRows(0, 1, of=prepared.train.rows)):  # a criterion without its rows
             model = make_model(prepared) if shared["model"] is None else shared["model"]
@@ -360,7 +360,7 @@ def _train_on_cluster(run: Run, prepared: Prepared, workers: int | None, job: di
 
 
 def _work(job: dict[str, Any]) -> None:
-    """In each worker, which Ray Train has joined with the others."""
+    """The function that each worker runs; Ray Train has connected the workers."""
     from ray import train
 
     NAMED.update(job["named"])
@@ -493,7 +493,7 @@ def train_and_record(
         held_out = np.setdiff1d(np.arange(n), chosen)
         logits = predict(
             network, samples.subset(held_out), device=hardware.device, processes=hardware.processes,
-            batch_size=PREDICTED * batch_size,
+            batch_size=PREDICTION_BATCH_FACTOR * batch_size,
         )  # fmt: skip
         return TrainingRecord(
             **{name: record.mean(name).double().cpu().numpy() for name in ("margin", "loss", "size", "agreement")},

@@ -38,7 +38,7 @@ class Prepared:
         clean: trusted samples, for methods that need them.
         test: without injected noise.
         wrong: (N,) true where noise made the label of a training sample wrong.
-        own_test, unlabeled: whether the data came with a test part, and the number of samples without a label, which are left out.
+        own_test, unlabeled: whether the data have a test part; the number of samples without a label, which are left out.
 
     >>> prepared = prepare_run(Config(data="digits", noise="pair:0.2"))
     >>> len(prepared.train) == len(prepared.wrong), round(float(prepared.wrong.mean()), 1)
@@ -78,7 +78,7 @@ class Prepared:
 
 
 def prepare_run(config: Config, data: Splits | Dataset | None = None, data_dir: str | Path | None = None) -> Prepared:
-    """Loads, splits, thins out and corrupts the data of a run, in this order, and fills in its configuration.
+    """Loads the data of a run, splits it, makes it imbalanced and adds label noise, in this order; fills in the configuration.
 
     The test part and the clean part are taken before the noise. The validation part gets noise of its own.
 
@@ -121,7 +121,7 @@ def prepare_run(config: Config, data: Splits | Dataset | None = None, data_dir: 
         train = long_tailed(train, ratio, kind, seed=config.seed)
     clean = None
     if config.clean:
-        # A random stream of its own: the share of clean data must not change the noise.
+        # Another seed: the share of clean data must not change the noise.
         train, clean = train.split((1 - config.clean, config.clean), seed=config.seed + 1)
     train, changed_labels = _add_noise(train, config, config.seed)
     wrong = np.zeros(train.rows, dtype=bool)
@@ -187,7 +187,7 @@ def load_model(folder: str | Path, prepared: Prepared, *, best: bool = False) ->
 def model_sizes(model: nn.Module, x: Any, *, sequences: bool = False) -> dict[str, Any]:
     """The sizes that methods ask for, from a small batch: the shape of the compensated input, and the number of features.
 
-    With `sequences` of token ids, all words of a text share a row, with the shape of one word.
+    With `sequences` of token ids, the words of a text share one row of the shape of a word.
     """
     stages, was_training = ModelStages.of(model), model.training
     model.eval()
@@ -240,7 +240,7 @@ def _teacher_logits(prepared: Prepared, data_dir: str | Path | None) -> Tensor:
     if path.is_dir():
         theirs = prepare_run(load_config(path), data_dir=data_dir)
         if theirs.train.rows != train.rows or theirs.train.classes != train.classes:
-            raise InputError(f"the run in {path} is not on the same data; a teacher must know the same samples.")
+            raise InputError(f"the run in {path} has other data; a teacher must be trained on the same samples.")
         with torch.random.fork_rng():
             model = load_model(path, theirs)
         rows = torch.zeros(train.rows, train.num_classes)

@@ -34,7 +34,7 @@ RETRIES = 2
 """How often a job is started again after its process was killed."""
 
 LOST = (
-    f"its process was ended from outside {RETRIES + 1} times, often for lack of memory. Finished runs are kept: start the same "
+    f"its process was killed {RETRIES + 1} times, often for lack of memory. Finished runs are kept: start the same "
     "command again, with fewer --workers."
 )
 
