@@ -14,6 +14,7 @@ from experiments.commands.defaults import defaults
 from experiments.commands.figure import figure
 from experiments.commands.graph import graph
 from experiments.commands.human import human
+from experiments.commands.leading import leading
 from experiments.commands.reproduce import reproduce
 from experiments.commands.search import search
 from experiments.commands.sentences import sentences
@@ -28,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     **SETTINGS,
 )
-for command in (reproduce, human, defaults, choices, figure, sentences, graph, search, taxonomy, demo_search):
+for command in (reproduce, human, leading, defaults, choices, figure, sentences, graph, search, taxonomy, demo_search):
     app.command()(command)
 for command in (train, compare, tune, audit):
     app.command(rich_help_panel="Commands of compensate")(command)
