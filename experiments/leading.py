@@ -178,6 +178,12 @@ def markdown(found: Sequence[Column]) -> list[str]:
     return [said, table_lines(rows), table_lines(against)]
 
 
+def section(results: Path) -> list[str]:
+    """Part of the page of results; empty without stored runs."""
+    found = columns(results / "reproduce", results / "human")
+    return ["## The method to try first", "`python -m experiments leading`", *markdown(found)] if found else []
+
+
 def summary(own: Column) -> Mapping[str, str]:
     """The gains of all methods over cross entropy on one data set."""
     return {method: interval(own.gains(method)) for method in own.last if method != "base"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compensate.files import write_atomically
-from experiments import choices, defaults, details, explained, graph, human_report
+from experiments import choices, defaults, details, explained, graph, human_report, leading
 from experiments.archive import Archive
 from experiments.comparing import table_lines, words
 from experiments.report import sections, trained_tables
@@ -47,6 +47,7 @@ def results_page(results: Path) -> str:
         "`make docs` generates this page from the files in `results/`, which store every figure with its seeds and settings. Accuracy is "
         "measured on clean test data, in percent: mean ± standard deviation over seeds. Best epochs, additional tables, all candidates "
         f"for the defaults, comparisons on digits and searches: [details]({DETAILS}).",
+        *leading.section(results),
         *summary(
             tables,
             human_report.trained_on_people(results / "human"),
