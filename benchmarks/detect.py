@@ -24,6 +24,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,7 @@ from compensate import __version__
 from compensate.auditing import noise_model
 from compensate.auditing.api import audit
 from compensate.auditing.features import make_views
-from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
+from compensate.auditing.learners import FOLDS, MAX_REPEATED, REPEATS, View, assign_folds, judge_view
 from compensate.auditing.result import FLAGGED, Audit
 from compensate.data import Dataset, from_frame, load, noise
 from compensate.files import write_atomically
@@ -62,6 +63,11 @@ class Case:
     def key(self) -> str:
         return f"{self.name} {self.errors}" + (" words" if self.encoder == "none" else "")
 
+    @property
+    def source(self) -> str:
+        """The data set, without the class that is set against the rest (``:``) or thinned (``@``)."""
+        return self.name.split(":")[0].split("@")[0]
+
 
 CASES = [
     Case("agnews", "human"),
@@ -75,6 +81,29 @@ CASES = [
     *(Case(name, e) for name in ("rare-table", "many-classes") for e in ("symmetric:0.1", "none")),
     *(Case("diabetes", e) for e in ("swap:0.1", "none")),
 ]
+
+NEWS = ("world", "sports", "business", "science")
+RESTS = [Case(f"agnews:{c}", "human") for c in NEWS] + [Case(f"cifar10h:{c}", "human") for c in ("cat", "dog", "deer", "ship")]
+"""One class against the rest, with human errors."""
+
+WAYS = ("from", "into", "both")
+THINNED = {
+    "agnews": ("world", "science"), "cifar10h": ("cat", "deer"), "sst2": ("positive",), "imdb": ("negative",), "cifar10": ("cat",),
+    "digits-table": ("8",), "cancer-table": ("0",),
+}  # fmt: skip
+"""Classes that are thinned to a share of the rows."""
+
+SKEWED = [
+    Case(f"{name}@{c}@{share}", errors)
+    for share in (10, 5, 30)
+    for name, classes in THINNED.items()
+    for c in classes
+    for errors in (("human", "none") if name in ("agnews", "cifar10h") else (*(f"{way}:{d}" for way in WAYS for d in ("random", "instance")), "none"))
+]
+"""Skewed classes. Errors go from the other classes into the thinned one, from it into the others, or both ways, and hit random rows or those
+that a weak model mistakes; their number is `ERRORS` of the rows of the thinned class."""
+
+ERRORS, THIN_ROWS = 0.4, 3_000
 
 
 # --- data -----------------------------------------------------------------------------------------------------
@@ -95,6 +124,13 @@ class Errors:
 
 def make(case: Case, seed: int, data_dir: Path) -> Errors:
     """The data of a case with errors drawn by the seed."""
+    if ":" in case.name:
+        return _against_rest(make(replace(case, name=case.source), seed, data_dir), case.name.split(":")[1])
+    if "@" in case.name:
+        name, kept, share = case.name.split("@")
+        human = name in ("agnews", "cifar10h")
+        found = make(Case(name, "human" if human else "none"), seed, data_dir)
+        return _thinned(found, case.errors, kept, int(share) / 100, seed)
     if case.name == "agnews":
         frame = pd.read_csv(data_dir / "noisy-agnews-train.csv")
         data = from_frame(frame[["text", "label"]], "agnews").train
@@ -108,6 +144,44 @@ def make(case: Case, seed: int, data_dir: Path) -> Errors:
     data, clean = _source(case.name, data_dir, seed)
     labels = _errors(case.errors, data, seed)
     return Errors(data.relabel(labels) if not data.regression else replace(data, target=labels), data.target, clean)
+
+
+def _number(data: Dataset, name: str) -> int:
+    return NEWS.index(name) if name in NEWS else data.classes.index(name)
+
+
+def _against_rest(found: Errors, name: str) -> Errors:
+    """Two classes: one of the classes, and all others."""
+    c = _number(found.data, name)
+    data = replace(found.data, target=(found.data.target == c).astype(np.int64), classes=("rest", name))
+    return Errors(data, (found.true == c).astype(np.int64), found.clean)
+
+
+def _thinned(found: Errors, errors: str, name: str, share: float, seed: int) -> Errors:
+    """At most `THIN_ROWS` rows, of which the share has a true label of this class."""
+    c, rng = _number(found.data, name), np.random.default_rng(seed + 30)
+    order = rng.permutation(len(found.true))
+    few, others = order[found.true[order] == c], order[found.true[order] != c]
+    size = int(min(THIN_ROWS, len(others) / (1 - share), len(few) / share))
+    rows = np.sort(np.concatenate([few[: round(share * size)], others[: size - round(share * size)]]))
+    data, true = found.data.subset(rows), found.true[rows]
+    data = replace(data, index=np.arange(len(rows)), rows=len(rows))
+    if errors == "none":
+        data = data.relabel(true)
+    elif errors != "human":
+        way, kind = errors.split(":")
+        doubt = _doubt(data, rng) if kind == "instance" else np.ones((len(true), data.num_classes))
+        number, labels = ERRORS * (true == c).sum() / (2 if way == "both" else 1), true.copy()
+        if way != "into":
+            there = np.flatnonzero(true != c)
+            labels[rng.choice(there, round(number), False, doubt[there, c] / doubt[there, c].sum())] = c
+        if way != "from":
+            doubt[:, c] = 0
+            there = np.flatnonzero(true == c)
+            left = rng.choice(there, round(number), False, doubt[there].sum(1) / doubt[there].sum())
+            labels[left] = [rng.choice(data.num_classes, p=row / row.sum()) for row in doubt[left]]
+        data = data.relabel(labels)
+    return Errors(data, true, None if found.clean is None else found.clean[rows])
 
 
 def _source(name: str, data_dir: Path, seed: int) -> tuple[Dataset, NDArray[np.float32] | None]:
@@ -175,16 +249,24 @@ def _errors(kind: str, data: Dataset, seed: int) -> NDArray[Any]:
     return _by_weak_model(data, rate, rng)
 
 
-def _by_weak_model(data: Dataset, rate: float, rng: np.random.Generator) -> Labels:
-    """Labels that a weak model would give: on a few directions of the features, learned from a few rows."""
+def _doubt(data: Dataset, rng: np.random.Generator) -> NDArray[np.float64]:
+    """(N, C) the probabilities of a weak model: on a few directions of the features, learned from a few rows."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.linear_model import LogisticRegression
 
-    y, rows = data.target, np.arange(len(data))
     x = make_views(data).views[0].x
     z = TruncatedSVD(12, random_state=int(rng.integers(2**31))).fit_transform(x)
-    some = rng.choice(rows, 600, replace=False)
-    p = LogisticRegression(max_iter=500).fit((z / z.std(0))[some], y[some]).predict_proba(z / z.std(0))
+    some = rng.choice(len(data), min(600, len(data)), replace=False)
+    model = LogisticRegression(max_iter=500).fit((z / z.std(0))[some], data.target[some])
+    p = np.full((len(data), data.num_classes), 1e-6)
+    p[:, model.classes_] += model.predict_proba(z / z.std(0))
+    return p
+
+
+def _by_weak_model(data: Dataset, rate: float, rng: np.random.Generator) -> Labels:
+    """Labels that a weak model would give."""
+    y, rows = data.target, np.arange(len(data))
+    p = _doubt(data, rng)
     p[rows, y] = 0
     doubt = p.sum(1)
     chosen = rng.random(len(y)) < np.minimum(doubt * rate / doubt.mean(), 0.9)
@@ -401,21 +483,23 @@ def _predictions(case: Case, seed: int, data_dir: Path, kept: Path) -> dict[str,
     file = kept / (case.key.replace(" ", "_").replace(":", "-") + f"_{seed}.npz")
     if not file.exists():
         made = make(case, seed, data_dir)
-        views = make_views(made.data, case.encoder)
-        folds = assign_folds(made.data.target, views.keys, seed=seed)
+        data = made.data
+        views = make_views(data, case.encoder)
+        times = REPEATS if len(data) <= MAX_REPEATED else 1
+        folds = np.stack([assign_folds(data.target, views.keys, seed=seed, draw=k) for k in range(times)])
         log_p, ways = {}, []
         for view in views.views:
-            judged = judge_view(view, made.data.target, folds, FOLDS, made.data.num_classes, seed=seed)
+            judged = judge_view(view, data.target, folds, FOLDS, data.num_classes, seed=seed)
             log_p |= {f"{view.name}: {name}": values for name, values in judged.log_p.items()}
             ways.append(judged.transition)
         kept.mkdir(parents=True, exist_ok=True)
+        content = BytesIO()
         np.savez(
-            file, labels=made.data.target, wrong=made.wrong, transition=np.array(ways), names=np.array(list(log_p)),
-            log_p=np.stack(list(log_p.values())),
+            content, labels=data.target, true=made.true, wrong=made.wrong, transition=np.array(ways),
+            names=np.array(list(log_p)), log_p=np.stack(list(log_p.values())),
         )  # fmt: skip
-    found = dict(np.load(file))
-    part = slice(None, None, 1 + len(found["labels"]) // TRIED)
-    return found | {"labels": found["labels"][part], "wrong": found["wrong"][part], "log_p": found["log_p"][:, part]}
+        write_atomically(file, content.getvalue())
+    return dict(np.load(file))
 
 
 def _pooled(said: dict[str, NDArray[Any]]) -> NDArray[np.float64]:

@@ -139,8 +139,8 @@ class Masks(NeighboringLabels):
         kept = given != UNLABELED
         # Cells at the edge of an object look like errors in one direction. Directions that pass the Bayesian information criterion
         # estimate the number of errors; the cells are judged without them.
-        directed = judge(log_q[kept], given[kept], simpler=0.5 * float(np.log(kept.sum())))
-        plain = judge(log_q[kept], given[kept], simpler=np.inf)
+        directed = judge(log_q[kept], given[kept])
+        plain = judge(log_q[kept], given[kept], directed=False)
         verdict = smooth_over_neighbors(replace(plain, share=directed.share), kept, grids)
         return Judged(kept, tuple(map(str, classes)), given, verdict, weights, (), side, grids)
 

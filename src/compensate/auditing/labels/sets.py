@@ -111,7 +111,7 @@ class LabelSets(LabelKind):
         samples, places = np.nonzero(given[:, judged] != UNLABELED)
         labels, rows = judged[places], data.index[samples]
         answers = given[samples, labels]
-        verdict = judge(log_q[samples, places], answers, transition, simpler=ONE_WAY)
+        verdict = judge(log_q[samples, places], answers)
         return Findings(
             classes=STATES, index=rows * len(self.names) + labels, given=answers, suggested=verdict.suggested,
             log_odds=verdict.log_odds, p_error=verdict.p_error, evidence=verdict.evidence(answers), noise_rate=verdict.share,
