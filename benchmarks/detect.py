@@ -83,7 +83,9 @@ CASES = [
 ]
 
 NEWS = ("world", "sports", "business", "science")
-RESTS = [Case(f"agnews:{c}", "human") for c in NEWS] + [Case(f"cifar10h:{c}", "human") for c in ("cat", "dog", "deer", "ship")]
+RESTS = [Case(f"agnews:{c}", "human") for c in NEWS] + [
+    Case(f"cifar10h:{c}", "human") for c in ("cat", "dog", "deer", "ship")
+]
 """One class against the rest, with human errors."""
 
 WAYS = ("from", "into", "both")
@@ -98,7 +100,11 @@ SKEWED = [
     for share in (10, 5, 30)
     for name, classes in THINNED.items()
     for c in classes
-    for errors in (("human", "none") if name in ("agnews", "cifar10h") else (*(f"{way}:{d}" for way in WAYS for d in ("random", "instance")), "none"))
+    for errors in (
+        ("human", "none")
+        if name in ("agnews", "cifar10h")
+        else (*(f"{way}:{d}" for way in WAYS for d in ("random", "instance")), "none")
+    )
 ]
 """Skewed classes. Errors go from the other classes into the thinned one, from it into the others, or both ways, and hit random rows or those
 that a weak model mistakes; their number is `ERRORS` of the rows of the thinned class."""
@@ -487,15 +493,14 @@ def _predictions(case: Case, seed: int, data_dir: Path, kept: Path) -> dict[str,
         views = make_views(data, case.encoder)
         times = REPEATS if len(data) <= MAX_REPEATED else 1
         folds = np.stack([assign_folds(data.target, views.keys, seed=seed, draw=k) for k in range(times)])
-        log_p, ways = {}, []
+        log_p = {}
         for view in views.views:
             judged = judge_view(view, data.target, folds, FOLDS, data.num_classes, seed=seed)
             log_p |= {f"{view.name}: {name}": values for name, values in judged.log_p.items()}
-            ways.append(judged.transition)
         kept.mkdir(parents=True, exist_ok=True)
         content = BytesIO()
         np.savez(
-            content, labels=data.target, true=made.true, wrong=made.wrong, transition=np.array(ways),
+            content, labels=data.target, true=made.true, wrong=made.wrong,
             names=np.array(list(log_p)), log_p=np.stack(list(log_p.values())),
         )  # fmt: skip
         write_atomically(file, content.getvalue())
@@ -509,7 +514,8 @@ def _pooled(said: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
 def _figures(said: dict[str, NDArray[Any]], log_q: NDArray[np.float64]) -> dict[str, float]:
     """Figures of the noise model with its present constants."""
     labels, wrong = said["labels"], said["wrong"]
-    verdict = noise_model.judge(log_q, labels, said["transition"].mean(0))
+    log_p = dict(zip(said["names"].tolist(), said["log_p"], strict=True))
+    verdict = noise_model.judge(log_q, labels, noise_model.best_linear(log_p, labels))
     share, truth = verdict.share, float(wrong.mean())
     missed = max(share.low - truth, truth - share.high, 0.0)
     return average_precision(verdict.log_odds, wrong) | {

@@ -25,7 +25,17 @@ from compensate.auditing.class_names import without_spellings
 from compensate.auditing.execution import LOCAL, Execution
 from compensate.auditing.features import MAKERS, Embeddings, FeatureViews, Maker, Progress, make_views, row_keys
 from compensate.auditing.learners import FOLDS, LEARNERS, ByFold, Steps, StoredLearner, View, judge_view, predict_rows
-from compensate.auditing.noise_model import NoiseModel, best_linear, evidence, fit_noise, judge_lone, pool, pooled, shares, some_rows
+from compensate.auditing.noise_model import (
+    NoiseModel,
+    best_linear,
+    evidence,
+    fit_noise,
+    judge_lone,
+    pool,
+    pooled,
+    shares,
+    some_rows,
+)
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Singles
 from compensate.errors import InputError
 from compensate.extras import require
@@ -97,7 +107,9 @@ class Judge:
             progress("judging", 0, 1)
         log_q, weights = pool({**log_p, **(networks or {})}, labels[predicted])
         log_q = without_spellings(log_q, labels[predicted], classes)
-        noise = fit_noise(log_q, (labels if former is None else former)[predicted], best_linear(log_p, labels[predicted]), run=run)
+        noise = fit_noise(
+            log_q, (labels if former is None else former)[predicted], best_linear(log_p, labels[predicted]), run=run
+        )
         if keep:
             run.finish()
         of_view = [{n: weights[f"{v.name}: {n}"] for n in one.log_p} for v, one in zip(views, fitted, strict=True)]

@@ -45,7 +45,7 @@ from compensate.auditing.execution import LOCAL, Execution
 from compensate.data.dataset import Estimate, Floats, Ints, Singles
 
 RIDGE = 0.01  # regularization of learner weights toward equal weights
-DIRECTION_SPREAD = 1.3  # prior standard deviation of the deviations of log rates of errors
+DIRECTION_SPREAD = 1.25  # prior standard deviation of the deviations of log rates of errors
 MIN_RATIO = 2.0  # of the errors from one class to another to those back: a smaller one is no direction
 LEARNED = 0.2  # share of the residual uncertainty that is attributed to label errors
 MAX_DOUBT = 0.25  # uncertainty beyond this comes from a model that knows too little of the classes, and not from errors
@@ -328,9 +328,9 @@ def error_directions(log_p: Floats, labels: Ints) -> tuple[Floats, Floats]:
     found = minimize(loss, np.append(start, np.zeros(number)), jac=True, method="L-BFGS-B", bounds=bounds)
     gain, deviations = float(plain.fun - found.fun), none.copy()
     deviations[off] = found.x[classes + 2 :]
-    kept = max(1 - 1 / max(gain, SMALLEST), 0.0) * deviations
-    one_way = np.abs(kept - kept.T) >= np.log(MIN_RATIO)
-    return np.where(one_way, kept, (kept + kept.T) / 2), rates(found.x[classes + 1], deviations)
+    log_ratios = max(1 - 1 / max(gain, SMALLEST), 0.0) * (deviations - deviations.T)
+    log_ratios[np.abs(log_ratios) < np.log(MIN_RATIO)] = 0
+    return log_ratios / 2, rates(found.x[classes + 1], deviations)
 
 
 def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArray[np.bool_]) -> Verdict:
