@@ -391,6 +391,34 @@ def offset_of_mean(score: Floats, mean: float) -> float:
     return float(brentq(lambda a: float(expit(score + a).mean()) - mean, -bound, bound, xtol=1e-6))
 
 
+def expected_errors(log_odds: Floats, p_error: Floats, share: Estimate, first: int) -> Estimate:
+    """The number of errors among the first labels of the list, with a 90 % interval.
+
+    The ends of the interval are those of the share of wrong labels: all log odds are shifted until the mean probability is that share. To
+    this we add the chance of independent errors.
+
+    Args:
+        log_odds, p_error: (N,) of all labels, in any order.
+        share: of wrong labels, with its interval.
+        first: how many labels of the list are reviewed.
+
+    >>> odds = np.array([4.0, 3.0, -4.0, -5.0])
+    >>> expected_errors(odds, expit(odds), Estimate(0.49, 0.3, 0.6), 2)
+    Estimate(value=1.934589833077947, low=0.0, high=2.0)
+    """
+    listed = np.argsort(-log_odds, kind="stable")[:first]
+    value = float(p_error[listed].sum(dtype=np.float64))
+
+    def end(mean: float, deviations: float) -> float:
+        if mean <= SMALLEST:
+            return 0.0
+        p = expit(log_odds[listed] + offset_of_mean(log_odds, min(mean, 1 - 1e-6)))
+        return float(p.sum() + deviations * np.sqrt((p * (1 - p)).sum() + 1))
+
+    low, high = np.floor(max(end(share.low, -1.645), 0.0)), np.ceil(min(end(share.high, 1.645), len(listed)))
+    return Estimate(value, min(float(low), value), max(float(high), value))
+
+
 def _uniform_directions(labels: Ints, classes: int) -> Floats:
     """(C, C) directions in which each class is written as any other given class with equal probability."""
     others = (1 - np.eye(classes)) * np.maximum(np.bincount(labels, minlength=classes) > 0, 1e-3)

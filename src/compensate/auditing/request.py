@@ -54,7 +54,9 @@ class AuditRequest:
     epochs: int | None = None
     batch_size: int | None = None
     lr: float | None = None
-    precision: str = "no"
+    precision: str = "no"  # of the arithmetic of a training
+    flag_precision: float | None = None
+    budget: int | None = None
     seed: int | None = None
     only: str | None = None  # "labels" leaves out duplicates, outliers and other issues
     test: str | None = None
@@ -72,7 +74,18 @@ class AuditRequest:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of `compensate.audit`."""
-        others = ("data", "labels", "features", "probs", "data_dir", "options", "only", "test")
+        others = (
+            "data",
+            "labels",
+            "features",
+            "probs",
+            "data_dir",
+            "options",
+            "only",
+            "test",
+            "flag_precision",
+            "budget",
+        )
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
         return settings | {"seed": self.seed or 0}
 
@@ -170,6 +183,7 @@ def run_audit(
         path = source.path if not source.path or is_address(source.path) else str(Path(source.path).absolute())
         named = [digest_file(f) if f and f.is_file() else f for f in files]
         given = {"data": path, "digest": source.digest, "files": named}
+        given |= {"flags": [request.flag_precision, request.budget]} if request.flag_precision or request.budget else {}
         given["data_dir"] = request.data_dir and request.data_dir.absolute()
         name = run_name(source.title, {**request.options, **request.settings, **decisions, **given})
         folder = out or runs / name
@@ -192,6 +206,8 @@ def run_audit(
             if request.only is None and is_main_process() and not audit.addresses and audit.listed is None:
                 test = None if request.test is None else read(request.test, None, None, request.options)
                 audit = replace(audit, found_issues=find_issues(audit, test))
+    if request.flag_precision is not None or request.budget is not None:
+        audit = audit.flag(precision=request.flag_precision, budget=request.budget)
     if not is_main_process():
         return audit, folder
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
