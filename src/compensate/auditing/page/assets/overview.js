@@ -23,7 +23,7 @@ function hero(open) {
         intervalPicture([value, low, high]),
       ],
     ),
-    el("div", { class: "hero-next" }, size === 0 ? nothingAtAll() : data.flagged === 0 ? nothingFlagged(open) : somethingFlagged(open), size > 0 && workload()),
+    el("div", { class: "hero-next" }, size === 0 ? nothingAtAll() : data.flagged === 0 ? nothingFlagged(open) : somethingFlagged(open), size > 0 && data.workload.length > 0 && workload()),
   );
 }
 
