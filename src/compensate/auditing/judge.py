@@ -31,8 +31,10 @@ from compensate.auditing.noise_model import (
     evidence,
     fit_noise,
     judge_lone,
+    normalized,
     pool,
     pooled,
+    second_opinion,
     shares,
     some_rows,
 )
@@ -79,6 +81,7 @@ class Judge:
         keep: bool = True,
         former: Ints | None = None,
         networks: Mapping[str, Singles] | None = None,
+        opinions: Mapping[str, Floats] | None = None,
         run: Execution = LOCAL,
         progress: Progress | None = None,
         **options: Any,
@@ -93,6 +96,7 @@ class Judge:
             keep: keep the predictions of all fitted rows as `Judge.log_q`, and no learners by fold.
             former: (N,) labels on which the noise model is fitted, if they differ from the present ones.
             networks: (N, C) log probabilities of further models, by name.
+            opinions: (N, C) log probabilities that were made without the labels, by name; see `compensate.auditing.opinions`.
             run: where to compute.
             progress: reports the stages.
             options: of `judge_view`.
@@ -106,6 +110,15 @@ class Judge:
         if keep and progress is not None:
             progress("judging", 0, 1)
         log_q, weights = pool({**log_p, **(networks or {})}, labels[predicted])
+        for name, opinion in (opinions or {}).items():
+            learned: dict[str, NDArray[np.floating]] = {"itself": normalized(opinion)}
+            guess = np.where(opinion.any(1), opinion.argmax(1), UNLABELED)
+            if len(np.unique(guess[guess != UNLABELED])) > 1:
+                alone = options | {"trusted": None, "steps": Steps()}
+                for view in views:
+                    judged = judge_view(view, guess, folds, FOLDS, len(classes), **alone)
+                    learned |= {f"{view.name}: {n}": p for n, p in judged.log_p.items()}
+            log_q, weights[name] = second_opinion(log_q, pool(learned, labels)[0], labels)
         log_q = without_spellings(log_q, labels[predicted], classes)
         noise = fit_noise(
             log_q, (labels if former is None else former)[predicted], best_linear(log_p, labels[predicted]), run=run

@@ -134,7 +134,7 @@ class NoiseModel:
 
     def contradicting(self, log_q: Floats, labels: Ints) -> Floats:
         """(N,) the posterior of an error that contradicts the model."""
-        q = np.exp(_normalized(self.sharpness * log_q))
+        q = np.exp(normalized(self.sharpness * log_q))
         rates = self.share * self.directions
         wrong = (q * np.take(rates, labels, 1).T).sum(1)
         right = (1 - rates.sum(1)[labels]) * q[np.arange(len(labels)), labels]
@@ -222,8 +222,27 @@ def pooled(weights: Floats, log_p: Iterable[NDArray[np.floating]]) -> Floats:
     found = np.empty(used[0][1].shape, order="F")
     for rows in _portions(slice(0, len(found))):
         total: Any = sum(w * _by_class(value[rows]) for w, value in used)
-        found[rows] = _normalized(total)
+        found[rows] = normalized(total)
     return found
+
+
+def second_opinion(log_q: Floats, opinion: Floats, labels: Ints) -> tuple[Floats, float]:
+    """(N, C) predictions multiplied by an opinion that was made without the labels, and the weight of the opinion.
+
+    Learners that saw the labels predict their systematic errors too, so a log loss would give the opinion hardly any weight. Its weight is
+    the square of the information about the given labels that it has by itself, as a share of that of the learners: about zero for a poor
+    opinion. Without the square, bare class names cost .016 of average precision on SST-2.
+
+    >>> log_q = np.log([[0.9, 0.1], [0.1, 0.9]])
+    >>> second_opinion(log_q, log_q, np.array([0, 1]))[1], second_opinion(log_q, log_q[::-1], np.array([0, 1]))[1]
+    (1.0, 0.0)
+    """
+    rows = np.flatnonzero(labels >= 0)
+    frequency = np.bincount(labels[rows], minlength=log_q.shape[1]) / len(rows)
+    by_chance = np.log(frequency[labels[rows]]).mean()
+    known, own = (float(one[rows, labels[rows]].mean() - by_chance) for one in (log_q, opinion))
+    weight = float(np.clip(own / max(known, SMALLEST), 0, 1)) ** 2
+    return normalized(log_q + weight * opinion), weight
 
 
 def shares(weights: Mapping[str, float]) -> dict[str, float]:
@@ -307,7 +326,7 @@ def error_directions(log_p: Floats, labels: Ints) -> tuple[Floats, Floats]:
         deviations[off] = v[classes + 2 :] if len(v) > classes + 2 else 0
         a = rates(v[classes + 1], deviations)
         a += np.diag(1 - a.sum(1))
-        p = np.exp(_normalized(sharpness * log_p + shifts))
+        p = np.exp(normalized(sharpness * log_p + shifts))
         joint = p * np.take(a, labels, 1).T
         likely = np.maximum(joint.sum(1), SMALLEST)
         joint /= likely[:, None]
@@ -469,7 +488,8 @@ def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -
     return table
 
 
-def _normalized(u: Floats) -> Floats:
+def normalized(u: Floats) -> Floats:
+    """(N, C) log probabilities of logits."""
     return u - _log_sum(u)[:, None]
 
 

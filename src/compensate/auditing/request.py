@@ -45,6 +45,8 @@ class AuditRequest:
     labels: Path | None = None
     features: Path | None = None
     probs: Path | None = None
+    describe: Path | None = None
+    opinion: Path | None = None
     data_dir: Path | None = None  # of named data sets
     options: dict[str, Any] = field(default_factory=dict)  # of the reader
     encoder: str = "auto"
@@ -66,7 +68,8 @@ class AuditRequest:
     def with_defaults(self, stored: Mapping[str, Any]) -> AuditRequest:
         """This request, with the settings of a stored one where it has none."""
         kept = {name: value for name, value in stored.items() if name in AuditRequest.__dataclass_fields__}
-        kept |= {name: kept[name] and Path(kept[name]) for name in ("labels", "features", "data_dir")}
+        paths = ("labels", "features", "describe", "opinion", "data_dir")
+        kept |= {name: kept[name] and Path(kept[name]) for name in paths if name in kept}
         empty = AuditRequest()
         given = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(empty, f.name)}
         return replace(empty, **{**kept, "probs": None, **given, "options": {**stored["options"], **self.options}})
@@ -181,7 +184,8 @@ def run_audit(
         first = next((file.name for file in files if file is not None), "data")
         source = Source(title=first) if data is None else data.source
         path = source.path if not source.path or is_address(source.path) else str(Path(source.path).absolute())
-        named = [digest_file(f) if f and f.is_file() else f for f in files]
+        others = [file for file in (request.describe, request.opinion) if file is not None]
+        named = [digest_file(f) if f and f.is_file() else f for f in (*files, *others)]
         given = {"data": path, "digest": source.digest, "files": named}
         given |= {"flags": [request.flag_precision, request.budget]} if request.flag_precision or request.budget else {}
         given["data_dir"] = request.data_dir and request.data_dir.absolute()

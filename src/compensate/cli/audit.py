@@ -207,6 +207,8 @@ def audit(
     labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
     features: Annotated[Path | None, o.option("Embeddings of the samples: an .npy file, one row per sample.")] = None,
     probs: Annotated[Path | None, o.option("Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained.")] = None,
+    describe: Annotated[Path | None, o.option("A sentence about each class: lines `class: sentence` in a .yaml file, or a table of two columns.")] = None,
+    opinion: Annotated[Path | None, o.option("Labels or probabilities by another annotator or model that never saw these labels: .csv, .npy or .txt.")] = None,
     encoder: Annotated[str, typer.Option(help="Pretrained encoder for texts and images: auto, none, a name, or a folder.")] = "auto",
     task: Annotated[str | None, o.option("Task: classification or regression [default: by the labels].")] = None,
     model: Annotated[str | None, o.option(
@@ -260,7 +262,7 @@ def audit(
     options |= {"merge_alike": True} if merge_alike else {}
     if probs is not None and (finetune or model is not None):
         raise InputError(f"--probs takes the place of a model; leave out {'--finetune' if finetune else '--model'}.")
-    o.check_path(data, labels, features, probs, test, with_)
+    o.check_path(data, labels, features, probs, describe, opinion, test, with_)
     if precision is not None and re.fullmatch(r"[\d.]+", precision):
         given |= {"precision": None, "flag_precision": o.share(precision, "--precision")}
     check(budget is None or budget >= 1, "1 or more", **{"--budget": budget})
