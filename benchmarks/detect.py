@@ -633,7 +633,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             for n, w in (("flagged", 7), ("precision", 5), ("recall", 6), ("ece", 5), ("share", 6))
         ]
         lines.append(
-            f"{case:34} {mean(own, 'wrong'):6.3f} | {' '.join(ap)} {cell(mean(own, 'ap') - mean(by['loss'], 'ap'), 6)} | {' '.join(figures)} {mean(own, 'low'):6.3f}-{mean(own, 'high'):.3f}"
+            f"{case:34} {mean(own, 'wrong'):6.3f} | {' '.join(ap)} {cell(mean(own, 'ap') - mean(by['loss'], 'ap'), 6)} | "
+            f"{' '.join(figures)} {mean(own, 'low'):6.3f}-{mean(own, 'high'):.3f}"
             f" {own['holds'].sum():3.0f}/{len(own)} {mean(own, 'agreement'):5.2f} {mean(own, 'seconds'):5.0f} {len(own)}"
         )
     return "\n".join([*lines, "", *_bars(frame)])
