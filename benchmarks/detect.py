@@ -250,6 +250,9 @@ def _errors(kind: str, data: Dataset, seed: int) -> NDArray[Any]:
         return noise.symmetric(y, data.num_classes, rate, seed=seed).labels
     if kind == "pair":
         return noise.pair(y, data.num_classes, rate, seed=seed).labels
+    if kind == "cluster":
+        x = make_views(data).views[0].x
+        return noise.cluster(y, data.num_classes, rate, features=x, seed=seed).labels
     if kind == "oneway":  # positives that are called negative
         return np.where((rng.random(len(y)) < 2 * rate) & (y == 1), 0, y)
     return _by_weak_model(data, rate, rng)
@@ -460,6 +463,7 @@ TRIED = 2_500
 """Rows per case for trying values; larger cases are thinned evenly."""
 
 MORE = [Case("imdb", "instance:0.1"), Case("digits", "instance:0.1"), Case("cifar10", "symmetric:0.05")]
+MORE += [Case(name, "cluster:0.1") for name in ("sst2", "digits", "cifar10", "cancer-table")]
 """Cases used only for choosing."""
 
 
