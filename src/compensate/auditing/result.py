@@ -412,5 +412,6 @@ def by_chance_note(labels: str, source: Source) -> str:
     over = ", ".join(f'"{name}" was passed over: it {why}' for name, why in source.passed_over.items())
     return (
         f'The {labels} in "{source.label}" cannot be predicted from {by} better than by chance, so none is flagged. '
+        "Features that tell the classes apart (--features), or a second opinion (--opinion), would help. "
         f"If another column holds the {labels}: --label NAME{f' ({over})' if over else ''}."
     )
