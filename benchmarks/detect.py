@@ -637,7 +637,8 @@ def cost(data_dir: Path) -> dict[str, float]:
 
 BARS = {
     "agnews human": ("ap", 0.74), "agnews human described": ("ap", 0.77), "agnews human named": ("ap", 0.735),
-    "agnews human rotated": ("ap", 0.735), "agnews human swapped": ("ap", 0.735), "agnews:world human": ("ap", 0.69), "agnews:science human": ("ap", 0.60), "cifar10h human": ("ap", 0.588),
+    "agnews human rotated": ("ap", 0.735), "agnews human swapped": ("ap", 0.735),
+    "agnews:world human": ("ap", 0.69), "agnews:science human": ("ap", 0.60), "cifar10h human": ("ap", 0.588),
     "sst2 symmetric:0.1": ("ap", 0.598), "sst2 symmetric:0.2": ("ap", 0.693), "sst2 symmetric:0.1 words": ("ap", 0.41),
     "sst2 symmetric:0.2 words": ("ap", 0.51), "imdb symmetric:0.1": ("ap", 0.741), "digits symmetric:0.2": ("ap", 0.99),
     "digits pair:0.2": ("ap", 0.99),
