@@ -13,6 +13,7 @@ BINARY = [
     "logit_adjustment",
     "lpl",
     "mixcomp",
+    "robust",
 ]
 """Methods that take several labels per sample."""
 

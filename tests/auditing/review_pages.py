@@ -67,6 +67,7 @@ class Page:
     items: tuple[Item, ...]
     noise: Estimate
     precision: float | None = None
+    workload: Any = ()
     threshold: float | None = None
     examples: tuple[Example, ...] = ()
     pairs: tuple[tuple[str, str, int], ...] = ()

@@ -135,7 +135,8 @@ def test_transitions_have_the_direction_of_the_errors():
     """A quarter of class 0 is written as 1, nothing the other way."""
     x, true = classified(600, apart=2.0)
     given = np.where((true == 0) & (np.random.default_rng(1).random(600) < 0.25), 1, true)
-    a = judge_view(View("view", x), given, assign_folds(given), 5, 3).transition
+    fitted = LinearFolds(x, assign_folds(given), 5, 3)
+    a = learners._fit_transitions(fitted, given, None, 1e-3, learners.SILENT)[1]
     np.testing.assert_allclose(a.sum(1), 1, atol=1e-6)
     assert a[0, 1] > 0.1
     assert a[0, 1] > 4 * a[1, 0]

@@ -6,11 +6,16 @@ import csv
 
 import numpy as np
 import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from compensate.auditing.content import MAX_CELL, sample_content
+from compensate.auditing.noise_model import expected_errors
 from compensate.auditing.result import Audit
 from compensate.data.dataset import Estimate, Source
 from compensate.data.tables import from_frame
+from compensate.errors import InputError
 
 
 def found(frame: pd.DataFrame, p_error: np.ndarray, **options) -> Audit:
@@ -59,3 +64,85 @@ def test_names_of_columns_hold_no_formulas(tmp_path):
     names = next(csv.reader(text.splitlines()))
     assert "'=1+1" in names
     assert "a;'=2" in names
+
+
+# How much there is to find ------------------------------------------------------------------------------------
+
+
+def drawn(share: float, size: int = 4000, seed: int = 0):
+    """Log odds of errors, and errors that are drawn from them."""
+    rng = np.random.default_rng(seed)
+    odds = 2.5 * rng.normal(size=size) + np.log(share / (1 - share)) - 2
+    return odds, rng.random(size) < 1 / (1 + np.exp(-odds))
+
+
+@pytest.mark.parametrize("first", [50, 100, 500, 1000])
+def test_the_expected_errors_are_those_that_are_found(first):
+    """With right probabilities and a right share, the interval holds nine of ten times or more, and the value is close."""
+    held, gaps = [], []
+    for seed in range(40):
+        odds, wrong = drawn(0.2, seed=seed)
+        rate = float(wrong.mean())
+        told = expected_errors(odds, 1 / (1 + np.exp(-odds)), Estimate(rate, rate, rate), first)
+        count = wrong[np.argsort(-odds)[:first]].sum()
+        held.append(told.low <= count <= told.high)
+        gaps.append((told.value - count) / first)
+    assert np.mean(held) >= 0.9
+    assert abs(np.mean(gaps)) < 0.02
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    low=st.floats(0, 0.3),
+    more=st.floats(0, 0.7),
+    size=st.integers(1, 80),
+    first=st.integers(1, 90),
+)
+def test_expected_errors_are_within_the_list_and_their_interval(seed, low, more, size, first):
+    odds, _ = drawn(0.1, size, seed)
+    p = 1 / (1 + np.exp(-odds))
+    told = expected_errors(odds, p, Estimate(float(p.mean()), low, low + more), first)
+    assert 0 <= told.low <= told.value <= told.high <= min(first, size)
+    assert told.value == pytest.approx(np.sort(p)[::-1][:first].sum())
+
+
+def test_a_share_that_may_be_zero_leaves_no_lower_bound():
+    odds, _ = drawn(0.1)
+    assert expected_errors(odds, 1 / (1 + np.exp(-odds)), Estimate(0.1, 0.0, 0.2), 100).low == 0
+
+
+@pytest.mark.parametrize("budget", [1, 7, 40, 1000])
+def test_a_budget_flags_the_first_of_the_list(budget):
+    audit = found(table(40), np.tile([0.3, 0.9, 0.3, 0.1], 10))
+    flagged = audit.flag(budget=budget)
+    assert flagged.mask.sum() == min(budget, 40)
+    assert flagged.suspects["flagged"].tolist() == [k < budget for k in range(40)]
+    assert flagged.p_error[flagged.mask].min() == flagged.threshold
+    assert flagged.flag().mask.sum() == 10, "neither budget nor precision: the default"
+
+
+@pytest.mark.parametrize("precision", [0.35, 0.5, 0.8, 0.99])
+def test_a_precision_flags_as_many_as_have_it(precision):
+    audit = found(table(40), np.linspace(0.95, 0.02, 40))
+    ordered = np.sort(audit.p_error)[::-1]
+    number = max(k for k in range(41) if k == 0 or ordered[:k].mean() >= precision)
+    flagged = audit.flag(precision=precision)
+    assert flagged.mask.sum() == number
+    assert flagged.expected_precision >= precision
+    assert audit.flag(precision=precision, budget=3).mask.sum() == min(number, 3)
+
+
+def test_flags_and_expected_errors_are_saved(tmp_path):
+    audit = found(table(60), np.linspace(0.95, 0.02, 60)).flag(budget=9)
+    again = Audit.load(audit.save(tmp_path / "saved"))
+    np.testing.assert_array_equal(again.mask, audit.mask)
+    pd.testing.assert_frame_equal(again.workload, audit.workload)
+    assert audit.workload["first"].tolist() == [50]
+    assert audit.workload["errors"][0] == pytest.approx(np.linspace(0.95, 0.02, 60)[:50].sum(), abs=0.1)
+
+
+@pytest.mark.parametrize("asked", [{"precision": 0.0}, {"precision": 1.5}, {"budget": 0}])
+def test_impossible_flags_are_refused(asked):
+    with pytest.raises(InputError, match=next(iter(asked))):
+        found(table(40), np.linspace(0.9, 0.02, 40)).flag(**asked)

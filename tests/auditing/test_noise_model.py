@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from compensate.auditing.noise_model import after_decisions, judge, pool, recalibration, shares
+from compensate.auditing.noise_model import after_decisions, error_directions, judge, pool, recalibration, shares
 from compensate.data import noise
 
 SIZE = 4000
@@ -112,13 +112,74 @@ def test_labels_that_are_predicted_by_chance_are_known_as_such():
     assert judge(log_q, rng.integers(3, size=1000)).model.by_chance
 
 
+def skewed(rare: float, told_apart: float, size: int = 6000, seed: int = 0):
+    """The log probabilities by Bayes of two normal classes, of which the second has a share of the rows, and the true classes."""
+    rng = np.random.default_rng(seed)
+    true = (rng.random(size) < rare).astype(np.int64)
+    x = rng.normal(size=size) + told_apart * true
+    odds = np.log(rare / (1 - rare)) + told_apart * x - told_apart**2 / 2
+    return np.stack([-np.logaddexp(0, odds), -np.logaddexp(0, -odds)], 1), true
+
+
+@pytest.mark.parametrize("rare", [0.05, 0.1, 0.3, 0.5])
+@pytest.mark.parametrize("told_apart", [1.0, 2.0, 4.0])
+def test_skewed_classes_without_errors_have_no_direction(rare, told_apart):
+    log_q, true = skewed(rare, told_apart)
+    assert not error_directions(log_q, true)[0].any()
+    plain = -log_q[np.arange(len(true)), true]
+    assert np.diff(judge(log_q, true).log_odds[plain.argsort()]).min() > -1e-3  # in the order of the log loss
+
+
+@pytest.mark.parametrize("rare", [0.1, 0.3])
+@pytest.mark.parametrize("source", [0, 1])
+def test_the_direction_of_errors_is_found_whichever_class_is_large(rare, source):
+    log_q, true = skewed(rare, 4.0)
+    wrong = (true == source) & (np.random.default_rng(1).random(len(true)) < (0.05 if source == 0 else 0.3))
+    found = error_directions(log_q, np.where(wrong, 1 - true, true))[0]
+    assert found[source, 1 - source] > np.log(2) / 2
+    np.testing.assert_allclose(found, -found.T)
+
+
+def test_equal_flows_between_skewed_classes_have_no_direction():
+    """As many labels leave the rare class as enter it, although a larger share of it is wrong."""
+    log_q, true = skewed(0.1, 4.0)
+    rng = np.random.default_rng(2)
+    number = (true == 1).sum() // 5
+    given = true.copy()
+    for c in (0, 1):
+        given[rng.choice(np.flatnonzero(true == c), number, replace=False)] = 1 - c
+    assert not error_directions(log_q, given)[0].any()
+
+
 def test_learned_directions_tell_which_of_two_doubtful_labels_is_wrong():
     """Where 1 is often written for 0 and never the other way, a doubtful 1 is likelier wrong than a doubtful 0."""
-    log_q, true = posterior(2, sure=1.0)
-    transition = np.array([[0.7, 0.3], [0.0, 1.0]])
-    found = judge(log_q, true, transition)
+    log_q, true = skewed(0.5, 3.0)
+    given = np.where((true == 0) & (np.random.default_rng(1).random(len(true)) < 0.2), 1, true)
+    found = judge(log_q, given)
     doubtful = np.abs(log_q[:, 0] - log_q[:, 1]) < 0.5
-    assert found.p_error[doubtful & (true == 1)].mean() > 3 * found.p_error[doubtful & (true == 0)].mean()
+    assert found.p_error[doubtful & (given == 1)].mean() > 2 * found.p_error[doubtful & (given == 0)].mean()
+
+
+def test_the_gradient_of_directions_leads_to_their_maximum():
+    """No small change of the classes' shifts or of a rate makes the given labels likelier: the fit by a naive loop is not better."""
+    log_q, true = skewed(0.3, 3.0, size=2000)
+    given = np.where((true == 1) & (np.random.default_rng(3).random(len(true)) < 0.3), 0, true)
+    found, rates = error_directions(log_q, given)
+
+    def likelihood(rate: float) -> float:
+        """Of the best of some sharpnesses and shifts, given the rate of ones that are written as zeros."""
+        best = -np.inf
+        for sharpness in np.linspace(0.8, 1.6, 9):
+            for shift in np.linspace(-1, 2, 13):
+                p = 1 / (1 + np.exp(-(sharpness * (log_q[:, 1] - log_q[:, 0]) + shift)))
+                one = p * (1 - rate) + (1 - p) * rates[0, 1]
+                best = max(best, np.log(np.where(given == 1, one, 1 - one)).sum())
+        return best
+
+    grid = np.linspace(0.02, 0.6, 30)
+    best = grid[np.argmax([likelihood(rate) for rate in grid])]
+    assert found[1, 0] > 0
+    assert rates[1, 0] == pytest.approx(best, abs=0.08)  # the prior draws it toward the other rate
 
 
 @settings(max_examples=25, deadline=None)

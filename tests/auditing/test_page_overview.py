@@ -170,3 +170,10 @@ def test_no_quantity_stands_out_in_its_own_words(open_page: Callable[..., Any]) 
     tab = open_page(page_of(replace(audit, p_error=audit.p_error * 0.01)), "overview")
     assert tab.inner_text(".fact") == "No value stands out"
     assert "No value is flagged." in said(tab, "Given and predicted")
+
+
+def test_the_page_says_how_many_errors_to_expect(open_page) -> None:
+    tab = open_page(small(workload=[[50, 47.2, 30.0, 50.0], [1000, 612.0, 90.0, 930.0]]), "overview")
+    said = tab.inner_text(".hero-next")
+    assert "the first 50: about 47 (30 to 50)" in said
+    assert "the first 1,000: about 612 (90 to 930)" in said

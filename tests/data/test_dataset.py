@@ -188,6 +188,25 @@ def test_transition_follows_its_matrix_and_reproduces_pair_noise():
     assert (shares[t == 0] == 0).all()
 
 
+def test_errors_in_clusters_are_the_nearest_samples_of_a_few():
+    rng = np.random.default_rng(0)
+    y = labels(300, 3)
+    x = rng.normal(size=(300, 2)) + 3 * np.eye(3, 2)[y]
+    flipped = noise.parse("cluster:0.2")(y, 3, seed=1, features=x)
+    assert flipped.rate == pytest.approx(0.2, abs=0.01)
+    assert (noise.cluster(y, 3, 0.1, features=x, seed=1).changed <= flipped.changed).all()
+    z = (x - x.mean(0)) / x.std(0)
+    for c in range(3):
+        groups = [np.flatnonzero(flipped.changed & (y == c) & (flipped.labels == j)) for j in range(3) if j != c]
+        right = np.flatnonzero(~flipped.changed & (y == c))
+        for group in (
+            group for group in groups if len(group)
+        ):  # the nearest sample of a wrong one is wrong more often than not
+            others = np.flatnonzero(y == c)
+            near = [min((np.linalg.norm(z[i] - z[j]), j) for j in others if j != i)[1] for i in group]
+            assert np.mean(flipped.changed[near]) > 0.6 > len(group) / len(right)
+
+
 def test_errors_of_an_instance_follow_the_sample():
     rng = np.random.default_rng(0)
     y = labels(6000, 4)

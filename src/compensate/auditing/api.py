@@ -31,6 +31,7 @@ from compensate.auditing.labels import labels_of
 from compensate.auditing.labels.base import Judging
 from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds
 from compensate.auditing.noise_model import NOTE, SMALLEST, after_decisions, judge, pool
+from compensate.auditing.opinions import described, opinion_of
 from compensate.auditing.result import FLAGGED, Audit, build_audit
 from compensate.auditing.source import check_options, labeled, read
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
@@ -72,6 +73,8 @@ def audit(
     run_folder: str | Path | None = None,
     resume: bool = False,
     decisions: str | Path | Iterable[Correction] | None = None,
+    describe: Mapping[str, str] | str | Path | None = None,
+    opinion: ArrayLike | str | Path | None = None,
     memory: int | str | None = None,
     backend: str = "local",
     seed: int = 0,
@@ -103,6 +106,10 @@ def audit(
         decisions: decisions about labels of an earlier audit: ``corrections.csv``, the run's folder, or `Correction`
             records. Decided labels are learned without compensation and never flagged; the decisions also calibrate the
             probabilities of the others.
+        describe: a sentence about each class, by its name, or a file of them. Samples are compared with them by the text encoder: an
+            opinion that never saw the labels.
+        opinion: labels (N,) or probabilities (N, C) by another annotator or model that never saw these labels, or a file of them. A poor
+            opinion gets no weight.
         run_folder, resume: the folder of training checkpoints, or of the finished stages of a chunked audit; and whether to resume from it.
         memory: the memory that the process may take, such as ``"2GB"``: Parquet files and .npy files are then read in chunks.
         backend: ``"local"``, or ``"ray"``: chunks are encoded, fitted and judged on a Ray cluster.
@@ -148,12 +155,18 @@ def audit(
         from compensate.training.distributed import Hardware
 
         Hardware(device, precision)
-    how = _Settings(encoder, device, seed, progress, model, finetune, crossfit, training, decisions)
+    how = _Settings(encoder, device, seed, progress, model, finetune, crossfit, training, decisions, describe, opinion)
     if memory is None and backend == "local" and not is_address(data) and not isinstance(data, ChunkedDataset):
         source = read(data, labels, features, options)
     else:
-        refused = {"model": model, "finetune": finetune, "decisions": decisions, "features": features}
-        odd = [name for name, value in refused.items() if value]
+        refused: dict[str, Any] = {
+            "model": model,
+            "finetune": finetune or None,
+            "decisions": decisions,
+            "features": features,
+        }
+        refused |= {"describe": describe, "opinion": opinion}
+        odd = [name for name, value in refused.items() if value is not None]
         if odd:
             raise InputError(f"{odd[0]} is not supported with memory= or backend=; leave out one or the other.")
         check(backend in ("local", "ray"), "local or ray", backend=f'"{backend}"')
@@ -168,6 +181,8 @@ def audit(
     for name, value in {"decisions": decisions, "model": model, "finetune": finetune or None}.items():
         if value is not None and name in kind.refused:
             raise InputError(kind.refused[name])
+    if (describe is not None or opinion is not None) and (source.parts is not None or source.regression):
+        raise InputError("describe and opinion are for labels of one class a row; leave them out.")
     place: Any = nullcontext(LOCAL) if backend == "local" else closing(Cluster())
     with place as run:
         how = replace(how, run=run)
@@ -188,6 +203,8 @@ class _Settings:
     crossfit: bool
     training: dict[str, Any]
     decisions: str | Path | Iterable[Correction] | None
+    describe: Mapping[str, str] | str | Path | None = None
+    opinion: ArrayLike | str | Path | None = None
     memory: int | None = None
     chunked: bool = False
     run: Execution = LOCAL
@@ -245,6 +262,13 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
             made |= {"folds": FOLDS if how.crossfit else 1} if tunable is None else {"finetuned": tunable.name}
             made |= {"method": how.training["method"], "hyper": dict(how.training["hyper"] or {})}
             made |= {"epochs": trained.epochs, "crossfit": how.crossfit}
+        opinions = {}
+        if how.opinion is not None:
+            opinions["opinion"] = opinion_of(how.opinion, data)
+        if how.describe is not None:
+            if features is None:
+                raise InputError("descriptions of classes need features; leave describe out, or add crossfit=True.")
+            opinions["descriptions"] = described(how.describe, data, features, how.device)
         former = given[part]
         if decided is not None:
             former = np.where(decided.rows & (given != UNLABELED), decided.before, given)
@@ -253,7 +277,7 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
             features, given[part], folds[:, part].astype(np.int64), data.classes,
             seed=how.seed, trees=_forest_trees(how.memory, len(part), data.num_classes, times), rows=len(data),
             keep=fits or not chunked, trusted=None if decided is None else decided.rows, former=former,
-            networks=networks, run=how.run, progress=how.progress,
+            networks=networks, opinions=opinions, run=how.run, progress=how.progress,
         )  # fmt: skip
         learned = np.unique(given[rows])
         log_q: Any = fitted.log_q

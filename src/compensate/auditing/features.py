@@ -6,7 +6,7 @@ texts and arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +33,10 @@ OUTLIER_REACH, LARGE, QUANTILE_ROWS = 10, 1e3, 1_000
 """Values are clipped beyond this multiple of the distance from the median to the nearer of the 5 % and 95 % quantiles. Columns that reach
 beyond 1e3, or nowhere beyond 1e-3, are scaled. Quantiles are computed from about this number of rows."""
 
+SEPARATORS, PAIRED = (
+    ("[SEP]", "</s>", "<sep>", "|||", "\t"),
+    0.9,
+)  # of joined texts, and the share of rows that have one
 MAX_TREE_COLUMNS = 200  # of given features up to which trees use them: more columns are rarely a table
 
 
@@ -288,6 +292,7 @@ def make_views(
             raise InputError(
                 "the texts have no word in common; an audit compares samples. Check which column is the text."
             )
+        notes += joined_pairs([str(text) for text in data.x])
     elif kind == "images" and (not fitted or data.x.shape[1] == 1):  # pixels of gray drawings and digits say much
         few = bool(fitted) or pixel_rows(data.x[:1]).shape[1] <= MAX_PIXELS
         fitted.append((Pixels(tuple(np.shape(data.x)[1:]), few), None))
@@ -296,6 +301,21 @@ def make_views(
         return FeatureViews(makers, about=about, notes=notes)
     views = tuple(maker.view(data) if view is None else view for maker, view in fitted)
     return FeatureViews(makers, views, row_keys(data, views), about, notes)
+
+
+def joined_pairs(texts: Sequence[str]) -> tuple[str, ...]:
+    """A note if nearly every text is two texts joined by a separator, whose relation neither words nor a sentence encoder show.
+
+    >>> len(joined_pairs(["a man eats [SEP] someone eats", "it rains [SEP] it is dry"])), joined_pairs(["it rains", "a [SEP] b"])
+    (1, ())
+    """
+    for separator in SEPARATORS:
+        if np.mean([text.count(separator) == 1 for text in texts]) >= PAIRED:
+            return (
+                f'The texts are pairs joined by "{separator.strip() or "a tab"}". Words and sentence embeddings hardly show how two texts '
+                "relate: give features of a model for pairs (--features), or its labels or probabilities (--opinion).",
+            )
+    return ()
 
 
 def row_keys(data: Dataset, views: tuple[View, ...]) -> Ints | None:

@@ -54,6 +54,10 @@ class Provenance:
     asked: Mapping[str, Any] | None = None  # arguments of the command line
     rows: int | None = None  # of all data, where only a part is listed
     flagged: int | None = None  # of all data, where only a part is listed
+    first: int | None = (
+        None  # the first labels of the list are flagged, as a budget or a precision asks; else by probability
+    )
+    expected: tuple[tuple[float, ...], ...] = ()  # see `Audit.workload`, where only a part is listed
 
     def stored(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""

@@ -25,7 +25,19 @@ from compensate.auditing.class_names import without_spellings
 from compensate.auditing.execution import LOCAL, Execution
 from compensate.auditing.features import MAKERS, Embeddings, FeatureViews, Maker, Progress, make_views, row_keys
 from compensate.auditing.learners import FOLDS, LEARNERS, ByFold, Steps, StoredLearner, View, judge_view, predict_rows
-from compensate.auditing.noise_model import NoiseModel, evidence, fit_noise, judge_lone, pool, pooled, shares, some_rows
+from compensate.auditing.noise_model import (
+    NoiseModel,
+    best_linear,
+    evidence,
+    fit_noise,
+    judge_lone,
+    normalized,
+    pool,
+    pooled,
+    second_opinion,
+    shares,
+    some_rows,
+)
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Singles
 from compensate.errors import InputError
 from compensate.extras import require
@@ -69,6 +81,7 @@ class Judge:
         keep: bool = True,
         former: Ints | None = None,
         networks: Mapping[str, Singles] | None = None,
+        opinions: Mapping[str, Floats] | None = None,
         run: Execution = LOCAL,
         progress: Progress | None = None,
         **options: Any,
@@ -83,6 +96,7 @@ class Judge:
             keep: keep the predictions of all fitted rows as `Judge.log_q`, and no learners by fold.
             former: (N,) labels on which the noise model is fitted, if they differ from the present ones.
             networks: (N, C) log probabilities of further models, by name.
+            opinions: (N, C) log probabilities that were made without the labels, by name; see `compensate.auditing.opinions`.
             run: where to compute.
             progress: reports the stages.
             options: of `judge_view`.
@@ -96,9 +110,19 @@ class Judge:
         if keep and progress is not None:
             progress("judging", 0, 1)
         log_q, weights = pool({**log_p, **(networks or {})}, labels[predicted])
+        for name, opinion in (opinions or {}).items():
+            learned: dict[str, NDArray[np.floating]] = {"itself": normalized(opinion)}
+            guess = np.where(opinion.any(1), opinion.argmax(1), UNLABELED)
+            if len(np.unique(guess[guess != UNLABELED])) > 1:
+                alone = options | {"trusted": None, "steps": Steps()}
+                for view in views:
+                    judged = judge_view(view, guess, folds, FOLDS, len(classes), **alone)
+                    learned |= {f"{view.name}: {n}": p for n, p in judged.log_p.items()}
+            log_q, weights[name] = second_opinion(log_q, pool(learned, labels)[0], labels)
         log_q = without_spellings(log_q, labels[predicted], classes)
-        transition = np.mean([one.transition for one in fitted], axis=0) if fitted else None
-        noise = fit_noise(log_q, (labels if former is None else former)[predicted], transition, run=run)
+        noise = fit_noise(
+            log_q, (labels if former is None else former)[predicted], best_linear(log_p, labels[predicted]), run=run
+        )
         if keep:
             run.finish()
         of_view = [{n: weights[f"{v.name}: {n}"] for n in one.log_p} for v, one in zip(views, fitted, strict=True)]

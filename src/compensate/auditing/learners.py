@@ -337,14 +337,12 @@ class FittedView(NamedTuple):
     Attributes:
         log_p: by learner, (N, C) out-of-fold log probabilities of the predicted rows: the mean over divisions.
         models: by learner, the stored form, which predicts rows that are in no fold.
-        transition: (C, C) how often true class t is written as j, under the assumed share of errors; the mean over divisions.
         decay: the chosen weight decay of the first division.
         by_fold: the learners by fold, if they were kept.
     """
 
     log_p: dict[str, Singles]
     models: dict[str, StoredLearner]
-    transition: Floats
     decay: float
     by_fold: ByFold
 
@@ -385,15 +383,13 @@ def judge_view(
     trees = max(1, TREES // len(divisions)) if trees is None else trees
     by_fold: ByFold = {}
     models: dict[str, StoredLearner] = {}
-    transitions, decays = [], []
+    decays = []
     with threads_for(view.work(num_folds, num_classes)):
         for draw, held in enumerate(divisions):
             linear = LinearFolds(view.x, held, num_folds, num_classes, labels >= 0, run) if fitted is None else fitted
             w, decay = _fit_logcomp(linear, labels, trusted, steps)
             found: dict[str, tuple[Any, StoredLearner]] = {"logcomp": _linear_models(linear, w)}
-            w, transition = _fit_transitions(linear, labels, trusted, decay, steps)
-            found["transitions"] = _linear_models(linear, w)
-            transitions.append(transition)
+            found["transitions"] = _linear_models(linear, _fit_transitions(linear, labels, trusted, decay, steps)[0])
             decays.append(decay)
             if linear.axes is None:
                 without = (np.where(held == fold, -1, labels) for fold in range(num_folds))
@@ -409,7 +405,7 @@ def judge_view(
                 by_fold.setdefault(name, []).append(by_division)
                 models.setdefault(name, model)
         log_p = predict_rows(view, by_fold, divisions, some, run=run, steps=steps)
-    return FittedView(log_p, models, np.mean(transitions, axis=0), decays[0], {} if some is None else by_fold)
+    return FittedView(log_p, models, decays[0], {} if some is None else by_fold)
 
 
 def _linear_models(fitted: LinearFolds, w: Singles) -> tuple[list[Linear], Linear]:

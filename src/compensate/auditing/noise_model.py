@@ -2,20 +2,27 @@ r"""From out-of-fold predictions to the probability that a label is wrong.
 
 1. The learners are pooled, :math:`\ln q(t | x) = \sum_m w_m \ln q_m(t | x) + \text{const}`, with weights :math:`w \ge 0` that minimize the
    log loss of the given labels.
-2. **Errors that contradict the model.** If class :math:`t` is written as :math:`j` with probability :math:`\varepsilon D_{tj}`, the given labels follow
+2. **The direction of errors**, from class :math:`t` to class :math:`j`, is estimated where it shows. A linear model cannot learn errors in the
+   midst of a class, so in its eyes a class with errors is never sure:
+
+   .. math:: p(j | x) = \sum_t \tilde p_t(x) A_{tj}, \qquad \tilde p \propto p^T e^b, \qquad A_{tj} \propto \pi_j e^{\mu + \delta_{tj}} \quad (t \ne j),
+
+   where :math:`p` is its prediction and :math:`\pi` are the frequencies of the classes. With :math:`\delta = 0`, as many labels move from :math:`t` to
+   :math:`j` as back, however skewed the classes are. The deviations :math:`\delta` have a normal prior, and are multiplied by
+   :math:`1 - 1 / G`, with :math:`G` the gain in log posterior over :math:`\delta = 0`: without evidence there is no direction.
+3. **Errors that contradict the model.** A share :math:`\varepsilon` of labels contradicts even a confident model:
 
    .. math:: p(j | x) = \Bigl(1 - \varepsilon \sum_{k \ne j} D_{jk}\Bigr) \tilde q_j(x) + \varepsilon \sum_{t \ne j} \tilde q_t(x) D_{tj}, \qquad
-             \tilde q \propto q^T, \quad \varepsilon \sum_j D_{tj} \le \tfrac12:
+             \tilde q \propto q^T, \quad \varepsilon \sum_j D_{tj} \le \tfrac12.
 
-   a share of labels contradicts even a confident model. Share :math:`\varepsilon`, sharpness :math:`T` and direction :math:`D` are
-   maximum-likelihood estimates. Each row then has the posterior probability of such an error.
-3. **Errors that the model has learned.** Models learn systematic human errors along with the classes. The likelihood does not identify their
-   number: hard samples without errors look the same. It does identify where they would be, namely where another class is likely by
+   Share and sharpness :math:`T` are maximum-likelihood estimates, with directions :math:`D` that are uniform or those of :math:`A`, whichever
+   fits better. Each row then has the posterior probability of such an error.
+4. **Errors that the model has learned.** Models learn systematic human errors along with the classes. The likelihood does not identify their
+   number: hard samples without errors look the same. They are where another class is likely by
 
-   .. math:: s_i = \ln \sum_{t \ne y_i} \tilde q_t R_{t y_i} - \ln \tilde q_{y_i}, \qquad R_{tj} = \frac{A_{tj} + a}{A_{jt} + a},
+   .. math:: s_i = \ln \sum_{t \ne y_i} \tilde q_t e^{\delta_{t y_i}} - \ln \tilde q_{y_i}.
 
-   with the transitions :math:`A` of the linear models. Only their direction counts: :math:`q` already expresses confusion in both
-   directions. We attribute a fixed share of the residual uncertainty, `LEARNED`, to label errors; the interval of the share of wrong labels
+   We attribute a fixed share of the residual uncertainty, `LEARNED`, to label errors; the interval of the share of wrong labels
    reaches from none to all of it.
 
 Reference: Northcutt, Jiang and Chuang, Confident Learning, 2021, for errors by pairs of classes; Patrini et al., 2017, for transitions.
@@ -29,38 +36,32 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 
 from compensate.auditing.class_names import near_names, same_name
 from compensate.auditing.execution import LOCAL, Execution
-from compensate.data.dataset import Estimate, Floats, Ints
+from compensate.data.dataset import Estimate, Floats, Ints, Singles
 
 RIDGE = 0.01  # regularization of learner weights toward equal weights
-DIRECTION_FLOOR = 0.002  # added to both transitions of a pair: the ratio of rare confusions shows no direction
+DIRECTION_SPREAD = 1.25  # prior standard deviation of the deviations of log rates of errors
+MIN_RATIO = 2.0  # of the errors from one class to another to those back: a smaller one is no direction
 LEARNED = 0.2  # share of the residual uncertainty that is attributed to label errors
 MAX_DOUBT = 0.25  # uncertainty beyond this comes from a model that knows too little of the classes, and not from errors
-MAX_LEARNED = 1.1
+MAX_LEARNED = 1.2
 """The upper end of the interval, in multiples of the residual uncertainty. In NoisyAG-News, with human errors in one direction, errors are
-1.04 times the uncertainty."""
+1.17 times the uncertainty."""
 
 MIN_SEEN, MARGIN = 0.75, 0.02  # lower end: part of the contradicting errors, minus a margin for hard samples
 SHARES = np.array([1e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4])
 SHARPNESS = np.exp(np.linspace(-0.2, 1.8, 21))
 """The grids of the share and the sharpness."""
 
-ASSUMED = (0.15, 2.0)  # first share and sharpness of directions: a share of zero would never find errors by pairs
-ROUNDS = 3  # in which directions are estimated again under the present share
 MAX_ENTRIES = 4_000_000  # predictions from which share and sharpness are estimated; of more rows a part is drawn
 MAX_LOG_LIKELIHOOD_GAP = 1.0
 """Shares within this log likelihood fit equally well, and the largest of them is used. Models of a few hundred rows are nowhere more confident
 than one minus the share of errors: the likelihood does not tell uniform errors from uniformly hard samples."""
-
-DIRECTION_COST = 0.25
-"""The gain in log likelihood, for each direction from class to class, that errors in some directions need over errors in all directions:
-with many classes and few rows there are more directions than errors, and some always fit."""
 
 MAX_WRONG = 0.5  # largest share of a class that may be written wrongly: with more, its name would mean another class
 CHANCE = 0.02  # labels are unpredictable if the log loss is less than this part below that of the class frequencies
@@ -91,7 +92,7 @@ class NoiseModel:
     Attributes:
         share, sharpness: of the errors that contradict the model.
         directions: (C, C) how class t is written where it is written wrongly, D.
-        ratios: (C, C) the logarithms of R.
+        ratios: (C, C) the deviations of the log rates of errors from t to j, as far as they show.
         offset: of the log odds of errors that the model has learned; minus infinity without such errors.
         shift: of all log odds, as decisions suggest; see `recalibration`.
         low, high: the interval of the share of wrong labels, before it includes the mean probability; not stored.
@@ -133,7 +134,7 @@ class NoiseModel:
 
     def contradicting(self, log_q: Floats, labels: Ints) -> Floats:
         """(N,) the posterior of an error that contradicts the model."""
-        q = np.exp(_normalized(self.sharpness * log_q))
+        q = np.exp(normalized(self.sharpness * log_q))
         rates = self.share * self.directions
         wrong = (q * np.take(rates, labels, 1).T).sum(1)
         right = (1 - rates.sum(1)[labels]) * q[np.arange(len(labels)), labels]
@@ -202,6 +203,13 @@ def pool(log_p: Mapping[str, NDArray[np.floating]], labels: Ints) -> tuple[Float
     return pooled(weights, learned), dict(zip(log_p, weights.tolist(), strict=True))
 
 
+def best_linear(log_p: Mapping[str, Singles], labels: Ints) -> Singles | None:
+    """(N, C) the predictions of the linear model with the smallest log loss, if there is one."""
+    known = some_rows(labels, 1)
+    linear = [one for name, one in log_p.items() if name.endswith(": logcomp")]
+    return max(linear, key=lambda one: float(one[known, labels[known]].sum()), default=None)
+
+
 def some_rows(labels: Ints, classes: int) -> Ints:
     """Evenly spaced rows with a label, from which weights and the noise model are estimated: at most `MAX_ENTRIES` predictions."""
     rows = np.flatnonzero(labels >= 0)
@@ -214,8 +222,27 @@ def pooled(weights: Floats, log_p: Iterable[NDArray[np.floating]]) -> Floats:
     found = np.empty(used[0][1].shape, order="F")
     for rows in _portions(slice(0, len(found))):
         total: Any = sum(w * _by_class(value[rows]) for w, value in used)
-        found[rows] = _normalized(total)
+        found[rows] = normalized(total)
     return found
+
+
+def second_opinion(log_q: Floats, opinion: Floats, labels: Ints) -> tuple[Floats, float]:
+    """(N, C) predictions multiplied by an opinion that was made without the labels, and the weight of the opinion.
+
+    Learners that saw the labels predict their systematic errors too, so a log loss would give the opinion hardly any weight. Its weight is
+    the square of the information about the given labels that it has by itself, as a share of that of the learners: about zero for a poor
+    opinion. Without the square, bare class names cost .016 of average precision on SST-2.
+
+    >>> log_q = np.log([[0.9, 0.1], [0.1, 0.9]])
+    >>> second_opinion(log_q, log_q, np.array([0, 1]))[1], second_opinion(log_q, log_q[::-1], np.array([0, 1]))[1]
+    (1.0, 0.0)
+    """
+    rows = np.flatnonzero(labels >= 0)
+    frequency = np.bincount(labels[rows], minlength=log_q.shape[1]) / len(rows)
+    by_chance = np.log(frequency[labels[rows]]).mean()
+    known, own = (float(one[rows, labels[rows]].mean() - by_chance) for one in (log_q, opinion))
+    weight = float(np.clip(own / max(known, SMALLEST), 0, 1)) ** 2
+    return normalized(log_q + weight * opinion), weight
 
 
 def shares(weights: Mapping[str, float]) -> dict[str, float]:
@@ -224,52 +251,49 @@ def shares(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weight / total for name, weight in weights.items()}
 
 
-def judge(log_q: Floats, labels: Ints, transition: Floats | None = None, *, simpler: float = DIRECTION_COST) -> Verdict:
+def judge(log_q: Floats, labels: Ints, linear: Floats | None = None, *, directed: bool = True) -> Verdict:
     """Fits the noise model and judges each label.
 
     Args:
         log_q: (N, C) pooled out-of-fold log probabilities.
         labels: (N,) class numbers, none missing.
-        transition: (C, C) true to given classes; None if no direction is known.
-        simpler: the cost of a direction.
+        linear: (N, C) those of a linear model, which show directions; by default the pooled ones.
+        directed: whether errors may have directions.
     """
-    return fit_noise(log_q, labels, transition, simpler=simpler).verdict(log_q, labels)
+    return fit_noise(log_q, labels, linear, directed=directed).verdict(log_q, labels)
 
 
 def fit_noise(
-    log_q: Floats, labels: Ints, transition: Floats | None, *, simpler: float = DIRECTION_COST, run: Execution = LOCAL
+    log_q: Floats,
+    labels: Ints,
+    linear: NDArray[np.floating] | None = None,
+    *,
+    directed: bool = True,
+    run: Execution = LOCAL,
 ) -> NoiseModel:
     """Fits the noise model; arguments as for `judge` (labels may be missing), and where to compute."""
-    known = some_rows(labels, log_q.shape[1])
-    log_q, labels, classes = _by_class(log_q[known]), labels[known], log_q.shape[1]
-    a = np.eye(classes) if transition is None else np.asarray(transition, np.float64)
-    others = 1 - np.eye(classes)
-    learned = a * others + SMALLEST * others
-    least = simpler * max(classes * (classes - 1) - 1, 1)
-    best = -np.inf
-    uniform = assumed = _uniform_directions(labels, classes)
-    for _ in range(ROUNDS):
-        assumed = _directions(log_q, labels, assumed, *ASSUMED, run)
-    for d in (uniform, learned * classes / learned.sum(), assumed):
-        for _ in range(ROUNDS + 1):
-            table = _summed(run, _likelihoods, log_q, labels, d)
-            likelihood, sharpness = table.max(0), SHARPNESS[table.argmax(0)]  # of each share, with its best sharpness
-            k = int(likelihood.argmax())
-            if np.isinf(best) or likelihood[k] > best + least:  # prefer the simpler of two equal fits
-                best, profile, sharp, chosen = float(likelihood[k]), likelihood, sharpness, d
-            if SHARES[k] < 0.005:
-                break
-            d = _directions(log_q, labels, d, SHARES[k], sharpness[k], run)
+    classes = log_q.shape[1]
+    known = some_rows(labels, classes)
+    shown = _by_class((log_q if linear is None else linear)[known])
+    log_q, labels = _by_class(log_q[known]), labels[known]
+    frequency = np.bincount(labels, minlength=classes) / len(labels)
+    chosen = _uniform_directions(labels, classes)
+    ratios, rates = error_directions(shown, labels) if directed else (np.zeros((classes, classes)), chosen)
+    table = _summed(run, _likelihoods, log_q, labels, chosen)
+    if ratios.any():
+        other = rates / float(frequency @ rates.sum(1))
+        fit = _summed(run, _likelihoods, log_q, labels, other)
+        if fit.max() > table.max() + MAX_LOG_LIKELIHOOD_GAP:
+            table, chosen = fit, other
+    profile, sharp, best = table.max(0), SHARPNESS[table.argmax(0)], float(table.max())  # by share
     k = int(np.flatnonzero(profile >= best - MAX_LOG_LIKELIHOOD_GAP).max())
-    frequency = np.exp(log_q).mean(0)
-    written = np.array([float(frequency @ _rates(chosen, share).sum(1)) for share in SHARES])
+    mean = np.exp(log_q).mean(0)
+    written = np.array([float(mean @ _rates(chosen, share).sum(1)) for share in SHARES])
     likely = written[profile > best - 1.92]
-    ratios = np.log((a + DIRECTION_FLOOR) / (a.T + DIRECTION_FLOOR))
     model = NoiseModel(float(SHARES[k]), float(sharp[k]), _rates(chosen, SHARES[k]) / SHARES[k], ratios, -np.inf)
     score, _ = _scores(model.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(model.contradicting(log_q, labels).mean()), 0.0)
-    given = np.bincount(labels, minlength=classes) / len(labels)
-    by_chance = -float(np.log(np.maximum(given[labels], SMALLEST)).mean())
+    by_chance = -float(np.log(np.maximum(frequency[labels], SMALLEST)).mean())
     return replace(
         model,
         offset=offset_of_mean(score, LEARNED * min(doubt, MAX_DOUBT)),
@@ -277,6 +301,55 @@ def fit_noise(
         high=float(likely.max()) + MAX_LEARNED * doubt,
         by_chance=1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST) < CHANCE,
     )
+
+
+def error_directions(log_p: Floats, labels: Ints) -> tuple[Floats, Floats]:
+    """(C, C) each: the deviations of the log rates of errors from class t to j, as far as they show, and the rates.
+
+    See the header for the model. Data with fewer rows than directions show none.
+
+    >>> log_p = np.log([[0.9, 0.1], [0.1, 0.9]]).repeat(500, axis=0)
+    >>> bool(error_directions(log_p, np.arange(1000) // 500)[0].any())
+    False
+    """
+    (n, classes), off = log_p.shape, ~np.eye(log_p.shape[1], dtype=bool)
+    number, none = int(off.sum()), np.zeros(off.shape)
+    usual = np.log((np.bincount(labels, minlength=classes) + 1) / (n + classes))
+
+    def rates(level: float, deviations: Floats) -> Floats:
+        a = np.exp(usual + level + deviations) * off
+        return a / (1 + a.sum(1, keepdims=True))
+
+    def loss(v: Floats) -> tuple[float, Floats]:
+        """Minus the log posterior of sharpness, shifts of the classes, level and deviations, and its gradient."""
+        sharpness, shifts, deviations = np.exp(v[0]), v[1 : classes + 1], none.copy()
+        deviations[off] = v[classes + 2 :] if len(v) > classes + 2 else 0
+        a = rates(v[classes + 1], deviations)
+        a += np.diag(1 - a.sum(1))
+        p = np.exp(normalized(sharpness * log_p + shifts))
+        joint = p * np.take(a, labels, 1).T
+        likely = np.maximum(joint.sum(1), SMALLEST)
+        joint /= likely[:, None]
+        counts = np.stack([np.bincount(labels, column, classes) for column in joint.T])
+        slope = p - joint
+        by_rate = (a * counts.sum(1, keepdims=True) - counts)[off]
+        value = -np.log(likely).sum() + 0.5 * (shifts @ shifts) + 0.5 * (deviations**2).sum() / DIRECTION_SPREAD**2
+        parts = [[sharpness * (slope * log_p).sum()], slope.sum(0) + shifts, [by_rate.sum()]]
+        parts.append((by_rate + deviations[off] / DIRECTION_SPREAD**2)[: len(v) - classes - 2])
+        return float(value), np.concatenate(parts)
+
+    if number > n:
+        return none, off / max(classes - 1, 1)
+    start, bounds = np.zeros(classes + 2), [(-1.0, 2.5), *[(-5.0, 5.0)] * classes, (-12.0, 2.0)]
+    start[-1] = np.log(0.05)
+    plain = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    bounds += [(None, None)] * number  # type: ignore[list-item]
+    found = minimize(loss, np.append(start, np.zeros(number)), jac=True, method="L-BFGS-B", bounds=bounds)
+    gain, deviations = float(plain.fun - found.fun), none.copy()
+    deviations[off] = found.x[classes + 2 :]
+    log_ratios = max(1 - 1 / max(gain, SMALLEST), 0.0) * (deviations - deviations.T)
+    log_ratios[np.abs(log_ratios) < np.log(MIN_RATIO)] = 0
+    return log_ratios / 2, rates(found.x[classes + 1], deviations)
 
 
 def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArray[np.bool_]) -> Verdict:
@@ -337,6 +410,35 @@ def offset_of_mean(score: Floats, mean: float) -> float:
     return float(brentq(lambda a: float(expit(score + a).mean()) - mean, -bound, bound, xtol=1e-6))
 
 
+def expected_errors(log_odds: Floats, p_error: Floats, share: Estimate, first: int) -> Estimate:
+    """The number of errors among the first labels of the list, with a 90 % interval.
+
+    The ends of the interval are those of the share of wrong labels: all log odds are shifted until the mean probability is that share. To
+    this we add the chance of independent errors.
+
+    Args:
+        log_odds, p_error: (N,) of all labels, in any order.
+        share: of wrong labels, with its interval.
+        first: how many labels of the list are reviewed.
+
+    >>> odds = np.array([4.0, 3.0, -4.0, -5.0])
+    >>> told = expected_errors(odds, expit(odds), Estimate(0.49, 0.3, 0.6), 2)
+    >>> round(told.value, 2), told.low, told.high
+    (1.93, 0.0, 2.0)
+    """
+    listed = np.argsort(-log_odds, kind="stable")[:first]
+    value = float(p_error[listed].sum(dtype=np.float64))
+
+    def end(mean: float, deviations: float) -> float:
+        if mean <= SMALLEST:
+            return 0.0
+        p = expit(log_odds[listed] + offset_of_mean(log_odds, min(mean, 1 - 1e-6)))
+        return float(p.sum() + deviations * np.sqrt((p * (1 - p)).sum() + 1))
+
+    low, high = np.floor(max(end(share.low, -1.645), 0.0)), np.ceil(min(end(share.high, 1.645), len(listed)))
+    return Estimate(value, min(float(low), value), max(float(high), value))
+
+
 def _uniform_directions(labels: Ints, classes: int) -> Floats:
     """(C, C) directions in which each class is written as any other given class with equal probability."""
     others = (1 - np.eye(classes)) * np.maximum(np.bincount(labels, minlength=classes) > 0, 1e-3)
@@ -387,31 +489,8 @@ def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -
     return table
 
 
-def _directions(log_q: Floats, labels: Ints, former: Floats, share: float, sharpness: float, run: Execution) -> Floats:
-    """Directions from the expected errors by true and given class under the former ones; their mean row sums to one."""
-    classes = log_q.shape[1]
-    counts = _summed(run, _expected, log_q, labels, _rates(former, share), sharpness)
-    errors, rows = counts[:, :classes] * (1 - np.eye(classes)), np.maximum(counts[:, classes:], SMALLEST)
-    d = (errors + 2 * _uniform_directions(labels, classes) * rows / rows.mean()) / rows
-    return d * rows.sum() / (d.sum(1) * rows[:, 0]).sum()
-
-
-def _expected(rows: slice, log_q: Floats, labels: Ints, rates: Floats, sharpness: float) -> Floats:
-    """(C, C + 1) the expected number of errors by true and given class; the last column counts rows of the true class."""
-    classes = log_q.shape[1]
-    found = np.zeros((classes, classes + 1))
-    for part in _portions(rows):
-        given = labels[part]
-        q = np.exp(_normalized(sharpness * log_q[part]))
-        joint = q * np.take(rates, given, 1).T
-        joint /= (joint.sum(1) + (1 - rates.sum(1)[given]) * q[np.arange(len(given)), given])[:, None] + SMALLEST
-        one = sp.csr_matrix((np.ones(len(given)), (given, np.arange(len(given)))), (classes, len(given)))
-        found[:, :classes] += (one @ joint).T
-        found[:, classes] += q.sum(0)
-    return found
-
-
-def _normalized(u: Floats) -> Floats:
+def normalized(u: Floats) -> Floats:
+    """(N, C) log probabilities of logits."""
     return u - _log_sum(u)[:, None]
 
 

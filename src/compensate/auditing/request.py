@@ -45,6 +45,8 @@ class AuditRequest:
     labels: Path | None = None
     features: Path | None = None
     probs: Path | None = None
+    describe: Path | None = None
+    opinion: Path | None = None
     data_dir: Path | None = None  # of named data sets
     options: dict[str, Any] = field(default_factory=dict)  # of the reader
     encoder: str = "auto"
@@ -54,7 +56,9 @@ class AuditRequest:
     epochs: int | None = None
     batch_size: int | None = None
     lr: float | None = None
-    precision: str = "no"
+    precision: str = "no"  # of the arithmetic of a training
+    flag_precision: float | None = None
+    budget: int | None = None
     seed: int | None = None
     only: str | None = None  # "labels" leaves out duplicates, outliers and other issues
     test: str | None = None
@@ -64,7 +68,8 @@ class AuditRequest:
     def with_defaults(self, stored: Mapping[str, Any]) -> AuditRequest:
         """This request, with the settings of a stored one where it has none."""
         kept = {name: value for name, value in stored.items() if name in AuditRequest.__dataclass_fields__}
-        kept |= {name: kept[name] and Path(kept[name]) for name in ("labels", "features", "data_dir")}
+        paths = ("labels", "features", "describe", "opinion", "data_dir")
+        kept |= {name: kept[name] and Path(kept[name]) for name in paths if name in kept}
         empty = AuditRequest()
         given = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(empty, f.name)}
         return replace(empty, **{**kept, "probs": None, **given, "options": {**stored["options"], **self.options}})
@@ -72,7 +77,18 @@ class AuditRequest:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of `compensate.audit`."""
-        others = ("data", "labels", "features", "probs", "data_dir", "options", "only", "test")
+        others = (
+            "data",
+            "labels",
+            "features",
+            "probs",
+            "data_dir",
+            "options",
+            "only",
+            "test",
+            "flag_precision",
+            "budget",
+        )
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
         return settings | {"seed": self.seed or 0}
 
@@ -168,8 +184,10 @@ def run_audit(
         first = next((file.name for file in files if file is not None), "data")
         source = Source(title=first) if data is None else data.source
         path = source.path if not source.path or is_address(source.path) else str(Path(source.path).absolute())
-        named = [digest_file(f) if f and f.is_file() else f for f in files]
+        others = [file for file in (request.describe, request.opinion) if file is not None]
+        named = [digest_file(f) if f and f.is_file() else f for f in (*files, *others)]
         given = {"data": path, "digest": source.digest, "files": named}
+        given |= {"flags": [request.flag_precision, request.budget]} if request.flag_precision or request.budget else {}
         given["data_dir"] = request.data_dir and request.data_dir.absolute()
         name = run_name(source.title, {**request.options, **request.settings, **decisions, **given})
         folder = out or runs / name
@@ -192,6 +210,8 @@ def run_audit(
             if request.only is None and is_main_process() and not audit.addresses and audit.listed is None:
                 test = None if request.test is None else read(request.test, None, None, request.options)
                 audit = replace(audit, found_issues=find_issues(audit, test))
+    if request.flag_precision is not None or request.budget is not None:
+        audit = audit.flag(precision=request.flag_precision, budget=request.budget)
     if not is_main_process():
         return audit, folder
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]

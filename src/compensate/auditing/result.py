@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.auditing import check, exchange, store
+from compensate.auditing import check as checking
+from compensate.auditing import exchange, store
 from compensate.auditing.content import digest_text, sample_cells
 from compensate.auditing.decisions import Applied, Correction, changes, check_source, read_corrections
 from compensate.auditing.findings import SAMPLE_KINDS, Findings
@@ -20,13 +21,16 @@ from compensate.auditing.issues import find_issues, with_ids
 from compensate.auditing.judge import Judge
 from compensate.auditing.labels import kind_of
 from compensate.auditing.labels.base import Classes, LabelKind, Reading
+from compensate.auditing.noise_model import expected_errors
 from compensate.auditing.page import audit_html, page_of, write_page
 from compensate.auditing.write_back import write_csv
-from compensate.data.dataset import Dataset, Ints, Source
-from compensate.errors import InputError
+from compensate.data.dataset import Dataset, Estimate, Ints, Source
+from compensate.errors import InputError, check
 
 FLAGGED = 2 / 3
 """A label is flagged where an error is twice as likely as not."""
+
+WORKLOADS = (50, 100, 500, 1_000)  # lengths of the list for which the expected errors are stated
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,7 +45,6 @@ class Audit(Findings):
         found_issues: other problems of the data, if they were searched for; see `issues`.
     """
 
-    threshold: ClassVar[float] = FLAGGED  # the probability of error from which on labels are flagged
     kind: str
     source: Source
     label_kind: type[LabelKind] = Classes
@@ -84,10 +87,52 @@ class Audit(Findings):
         """Whether the labels are quantities."""
         return not self.classes
 
-    @property
+    @cached_property
     def mask(self) -> NDArray[np.bool_]:
         """(N,) which labels are flagged."""
-        return self.p_error >= self.threshold
+        if self.provenance.first is None:
+            return self.p_error >= FLAGGED
+        flagged = np.zeros(len(self), bool)
+        flagged[np.argsort(-self.log_odds, kind="stable")[: self.provenance.first]] = True
+        return flagged
+
+    @property
+    def threshold(self) -> float:
+        """The probability of error from which on labels are flagged."""
+        return FLAGGED if self.provenance.first is None else float(self.p_error[self.mask].min(initial=1.0))
+
+    def flag(self, *, precision: float | None = None, budget: int | None = None) -> Audit:
+        """This audit with other flags: the first ``budget`` labels of the list, or as many as have this expected precision.
+
+        With both, the smaller number is flagged; with neither, labels that are wrong with a probability of two thirds.
+
+        >>> from compensate.data import digits, noise
+        >>> from compensate.auditing.api import audit
+        >>> found = audit(digits().relabel(noise.symmetric(digits().target, 10, 0.2).labels), encoder="none")
+        >>> int(found.flag(budget=50).mask.sum())
+        50
+        """
+        check(precision is None or 0 < precision <= 1, "a share above 0 and up to 1", precision=precision)
+        check(budget is None or budget >= 1, "1 or more", budget=budget)
+        if self.listed is not None:
+            raise InputError("precision and budget of flags are not supported for data in chunks; leave them out.")
+        first = None if precision is None and budget is None else min(budget or len(self), len(self))
+        if precision is not None:
+            p = np.sort(self.p_error)[::-1]
+            enough = np.flatnonzero(np.cumsum(p) / np.arange(1, len(p) + 1) >= precision)
+            first = min(first or 0, int(enough.max(initial=-1)) + 1)
+        return replace(self, provenance=replace(self.provenance, first=first))
+
+    def expected_errors(self, first: int) -> Estimate:
+        """The number of errors that are expected among the first labels of the list, with a 90 % interval."""
+        return expected_errors(self.log_odds, self.p_error, self.noise_rate, first)
+
+    @cached_property
+    def workload(self) -> pd.DataFrame:
+        """How many errors to expect in the first labels of the list: first, errors, low, high."""
+        numbers = [n for n in WORKLOADS if n <= len(self)] or [len(self)]
+        rows = self.provenance.expected or [(n, *vars(self.expected_errors(n)).values()) for n in numbers]
+        return pd.DataFrame(rows, columns=["first", "errors", "low", "high"]).round(1).astype({"first": int})
 
     @property
     def expected_precision(self) -> float:
@@ -178,7 +223,7 @@ class Audit(Findings):
         """The fitted model, if there is one."""
         return Judge.load(self.fitted) if isinstance(self.fitted, Path) else self.fitted
 
-    score = check.score
+    score = checking.score
     """Scores the labels of new rows with the fitted model of this audit; see `compensate.auditing.check.score`."""
 
     @cached_property
@@ -186,7 +231,8 @@ class Audit(Findings):
         """The audit that is shown and saved: this one, or its listed rows."""
         if self.listed is None:
             return self
-        provenance = replace(self.provenance, rows=len(self), flagged=int(self.mask.sum()))
+        expected = tuple(map(tuple, self.workload.to_numpy().tolist()))
+        provenance = replace(self.provenance, rows=len(self), flagged=int(self.mask.sum()), expected=expected)
         return replace(self, listed=None, **self.listed, provenance=provenance)
 
     def report(self, path: str | Path, *, data: Dataset | None = None) -> Path:
@@ -366,5 +412,6 @@ def by_chance_note(labels: str, source: Source) -> str:
     over = ", ".join(f'"{name}" was passed over: it {why}' for name, why in source.passed_over.items())
     return (
         f'The {labels} in "{source.label}" cannot be predicted from {by} better than by chance, so none is flagged. '
+        "Features that tell the classes apart (--features), or a second opinion (--opinion), would help. "
         f"If another column holds the {labels}: --label NAME{f' ({over})' if over else ''}."
     )

@@ -38,7 +38,7 @@ FORMAT = 2
 """Of the files that `save_audit` writes."""
 
 FILES = frozenset((
-    "annotators.csv", "audit", "config.json", "consensus.csv", "corrections.csv", "decisions.jsonl", "issues.csv", "label_again.csv",
+    "annotators.csv", "audit", "config.json", "consensus.csv", "corrections.csv", "decisions.jsonl", "expected.csv", "issues.csv", "label_again.csv",
     "labels.csv", "metrics.jsonl", "model.safetensors", "predictions.csv", "report.html", "review.lock", "suspects", "suspects.csv",
 ))  # fmt: skip
 """The files of an audit or a consensus. A folder that holds anything else is not replaced."""
@@ -96,6 +96,8 @@ def write_run(
             curves.insert(0, "epoch", range(1, len(curves) + 1))
             write_atomically(new / "metrics.jsonl", curves.to_json(orient="records", lines=True).encode())
         found.write_suspects(new / "suspects.csv")
+        if not found.provenance.by_chance:
+            write_csv(new / "expected.csv", found.workload)
         if len(found.predicted):
             write_csv(new / "predictions.csv", found.predicted)
         if found.found_issues is not None:
@@ -197,7 +199,7 @@ def load_audit(folder: Path) -> dict[str, Any]:
             **{name: config[name] for name in STORED if name in config},
         ),
         "label_kind": label_kind,
-        "provenance": Provenance(**known | {"labels": tuple(known.get("labels", ()))}),
+        "provenance": Provenance(**known | {name: tuple(known.get(name, ())) for name in ("labels", "expected")}),
         "curves": texts["curves"],
         **{name: tuple(texts[name]) for name in ("classes", "ids", "notes")},
         "log_odds": arrays["score"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
@@ -117,6 +118,8 @@ def print_summary(found: Audit, folder: Path) -> None:
     if not by_chance and rate.low <= 0 and rate.high > max(WIDE, 2 * rate.value):
         wide = "the interval is wide: these features cannot tell errors that a model learns from samples that are hard"
         console.print(wide, style="dim")
+    if not by_chance:
+        say(describe_workload(found))
     if flagged and found.regression:
         table = plain_table("row", "given → suggested", "p", padding=(0, 3, 0, 0))
         for row in found.flagged.head(PAIRS).itertuples():
@@ -141,6 +144,15 @@ def print_summary(found: Audit, folder: Path) -> None:
     for name, line in lines.items():
         if line and (name == "also found" or not by_chance):  # there is nothing to do with labels at chance
             say(f"{name + ':':<13} {line}", wrap=False)
+
+
+def describe_workload(found: Audit) -> str:
+    """One line: how many errors are expected in the first labels of the list."""
+    parts = [
+        f"{row.first:,}: about {row.errors:,.0f}{' errors' * (k == 0)} ({row.low:,.0f} to {row.high:,.0f})"
+        for k, row in enumerate(found.workload.itertuples())
+    ]
+    return f"look at the first {', '.join(parts)}"
 
 
 def _pairs(found: Audit) -> Table:
@@ -195,6 +207,8 @@ def audit(
     labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
     features: Annotated[Path | None, o.option("Embeddings of the samples: an .npy file, one row per sample.")] = None,
     probs: Annotated[Path | None, o.option("Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained.")] = None,
+    describe: Annotated[Path | None, o.option("A sentence about each class: lines `class: sentence` in a .yaml file, or a table of two columns.")] = None,
+    opinion: Annotated[Path | None, o.option("Labels or probabilities by another annotator or model that never saw these labels: .csv, .npy or .txt.")] = None,
     encoder: Annotated[str, typer.Option(help="Pretrained encoder for texts and images: auto, none, a name, or a folder.")] = "auto",
     task: Annotated[str | None, o.option("Task: classification or regression [default: by the labels].")] = None,
     model: Annotated[str | None, o.option(
@@ -210,7 +224,11 @@ def audit(
     epochs: o.Epochs = None,
     batch_size: o.BatchSize = None,
     lr: o.Rate = None,
-    precision: o.Precision = None,
+    precision: Annotated[str | None, o.option(
+        "Expected share of flags that are right, e.g. 0.8: as many labels are flagged [default: an error is twice as likely as not]. For a "
+        "training also its mixed precision: bf16 or fp16."
+    )] = None,
+    budget: Annotated[int | None, o.option("Number of labels to flag: the first of the list.")] = None,
     size: Annotated[int | None, o.option("Resize images to this many pixels.")] = None,
     seed: o.Seed = None,
     data_dir: o.DataDir = None,
@@ -244,7 +262,10 @@ def audit(
     options |= {"merge_alike": True} if merge_alike else {}
     if probs is not None and (finetune or model is not None):
         raise InputError(f"--probs takes the place of a model; leave out {'--finetune' if finetune else '--model'}.")
-    o.check_path(data, labels, features, probs, test, with_)
+    o.check_path(data, labels, features, probs, describe, opinion, test, with_)
+    if precision is not None and re.fullmatch(r"[\d.]+", precision):
+        given |= {"precision": None, "flag_precision": o.share(precision, "--precision")}
+    check(budget is None or budget >= 1, "1 or more", **{"--budget": budget})
     settings = {f.name: given[f.name] for f in fields(AuditRequest) if given.get(f.name) is not None}
     request = AuditRequest(options=options, **settings)
     console.quiet = not is_main_process()

@@ -16,7 +16,7 @@ import typer
 
 from compensate.cli.terminal import MAX_NAMES, quoted, say, short
 from compensate.data.dataset import Source
-from compensate.errors import InputError
+from compensate.errors import InputError, check
 from compensate.files import content_digest, is_address
 
 if TYPE_CHECKING:
@@ -32,6 +32,17 @@ def option(text: str, *names: str, **more: Any) -> Any:
 def argument(text: str) -> Any:
     """An argument without a default value in its help."""
     return typer.Argument(help=text, show_default=False)
+
+
+def share(text: str, name: str) -> float:
+    """A number above 0 and up to 1.
+
+    >>> share("0.8", "--precision")
+    0.8
+    """
+    value = float(text) if text.count(".") < 2 and text.strip(".") else 0.0
+    check(0 < value <= 1, "a share above 0 and up to 1, such as 0.8", **{name: text})
+    return value
 
 
 DataDir = Annotated[Path | None, option("Data folder of named data sets [env: COMPENSATE_DATA].")]

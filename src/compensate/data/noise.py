@@ -19,6 +19,7 @@ from compensate.data.dataset import Dataset, generator
 from compensate.errors import InputError, nearest
 
 ClassNumbers = NDArray[np.int64]
+GROUPS = 2  # groups of errors in a class, for cluster noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,12 +140,7 @@ def instance(labels: ArrayLike, num_classes: int, rate: float, *, features: Arra
     Reference: Xia et al., Part-dependent label noise, NeurIPS 2020, Alg. 2.
     """
     y = _labels(labels, num_classes, rate)
-    x = np.asarray(features)
-    if len(x) != len(y) or not np.issubdtype(x.dtype, np.number):
-        given = f"features: {x.dtype} {x.shape}"
-        raise InputError(f"instance noise needs numbers that describe each of {len(y)} samples; {given}.")
-    x = x.reshape(len(x), -1).astype(np.float32)
-    x = (x - x.mean(0)) / np.maximum(x.std(0), 1e-6)
+    x = _standardized(features, len(y))
     rng = generator(seed, "instance noise")
     draws, spread = rng.random(len(y)), rng.normal(size=len(y))
     hit = draws < np.clip(rate + 0.1 * spread, 0, 1) * (rate > 0)
@@ -160,8 +156,37 @@ def instance(labels: ArrayLike, num_classes: int, rate: float, *, features: Arra
     return _flipped(y, noisy)
 
 
+def cluster(labels: ArrayLike, num_classes: int, rate: float, *, features: ArrayLike, seed: int = 0) -> Flipped:
+    """Noise in tight groups, as people mistake kinds of samples: in each class, the samples around random ones get the same wrong class.
+
+    A class has `GROUPS` such groups. Each gets the class whose mean is nearest to the middle of the group, and has the samples of the
+    class that are nearest to it, up to ``round(rate * n)`` of the n samples of the class in all. ``features`` (N, ...) are standardized.
+
+    >>> cluster([0, 0, 0, 1], 2, 0.34, features=[[0.0], [0.0], [9.0], [10.0]], seed=1).changed.sum().item()
+    1
+    """
+    y = _labels(labels, num_classes, rate)
+    x = _standardized(features, len(y))
+    rng = generator(seed, "cluster noise")
+    means = np.full((num_classes, x.shape[1]), np.inf, np.float32)
+    for c in np.unique(y):
+        means[c] = x[y == c].mean(0)
+    noisy = y.copy()
+    for c in np.unique(y):
+        rows = np.flatnonzero(y == c)
+        middles = x[rng.choice(rows, min(GROUPS, len(rows)), replace=False)]
+        others = np.stack([((means - middle) ** 2).sum(1) for middle in middles])
+        others[:, c] = np.inf
+        distances = np.stack([((x[rows] - middle) ** 2).sum(1) for middle in middles], 1)
+        near = np.argsort(distances.min(1), kind="stable")[: round(rate * len(rows))]
+        noisy[rows[near]] = others.argmin(1)[distances[near].argmin(1)] if np.isfinite(others).any() else c
+    return _flipped(y, noisy)
+
+
 SCHEMES: dict[str, Callable[..., Flipped]] = {"none": clean}
-SCHEMES |= {f.__name__.replace("_", "-"): f for f in (random, symmetric, pair, first, first_positive, instance)}
+SCHEMES |= {
+    f.__name__.replace("_", "-"): f for f in (random, symmetric, pair, first, first_positive, instance, cluster)
+}
 
 
 @dataclass(frozen=True)
@@ -183,10 +208,12 @@ class Noise:
     def __call__(
         self, labels: ArrayLike, num_classes: int, *, seed: int = 0, features: ArrayLike | None = None
     ) -> Flipped:
-        """Apply the noise; only the scheme ``instance`` uses ``features``."""
-        if self.name == "instance":
-            return instance(labels, num_classes, self.rate, features=[] if features is None else features, seed=seed)
-        return SCHEMES[self.name](labels, num_classes, self.rate, seed=seed)
+        """Apply the noise; only the schemes ``instance`` and ``cluster`` use ``features``."""
+        scheme = SCHEMES[self.name]
+        more: dict[str, ArrayLike] = {}
+        if scheme in (instance, cluster):
+            more["features"] = [] if features is None else features
+        return scheme(labels, num_classes, self.rate, seed=seed, **more)
 
     def __str__(self) -> str:
         return "none" if self.name == "none" else f"{self.name}:{self.rate}"
@@ -222,6 +249,16 @@ def _labels(labels: ArrayLike, num_classes: int, rate: float = 0.0) -> ClassNumb
         remedy = f"pass num_classes={int(y.max()) + 1} or more, and leave out rows without a label"
         raise InputError(f"label {y[row]} of row {row} is outside 0..{num_classes - 1}; {remedy}.")
     return y.astype(np.int64)
+
+
+def _standardized(features: ArrayLike, size: int) -> NDArray[np.float32]:
+    """(N, D) columns with mean 0 and variance 1."""
+    x = np.asarray(features)
+    if len(x) != size or not np.issubdtype(x.dtype, np.number):
+        given = f"features: {x.dtype} {x.shape}"
+        raise InputError(f"noise that depends on samples needs numbers that describe each of {size}; {given}.")
+    x = x.reshape(len(x), -1).astype(np.float32)
+    return np.asarray((x - x.mean(0)) / np.maximum(x.std(0), 1e-6), np.float32)
 
 
 def _check_rate(rate: float) -> None:

@@ -40,10 +40,11 @@ class RunningMean(Statistic):
 
     observes, reader, binary = "logits", "a running mean of predictions", True
 
-    def __init__(self, num_samples: int, num_classes: int, beta: float) -> None:
+    def __init__(self, num_samples: int, num_classes: int, beta: float, several: bool = False) -> None:
         super().__init__()
         check(0 <= beta < 1, "a momentum in [0, 1)", beta=beta)
         self.num_samples, self.beta, self.rolls = num_samples, beta, True
+        self.num_classes = None if several else num_classes  # with several labels, the logits have one column
         self.rows = self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
         self.sums = self.track("sums", torch.zeros(2, num_classes), merge="sum")
         self.by_class = self.track("by_class", torch.ones(num_classes), merge="same")
@@ -155,7 +156,7 @@ def robust(
     if isinstance(strength, str) and measured is None:
         raise InputError(f'strength is "{strength}"; expected "auto" or a number from 0 to 1.')
     check(not isinstance(strength, int | float) or 0 <= strength <= 1, "a strength from 0 to 1", strength=strength)
-    mean, value = RunningMean(rows, classes, beta), measured or strength
+    mean, value = RunningMean(rows, classes, beta, base is not None), measured or strength
     loss: tuple[Term, ...] = (Formula(loss_term, mean=mean, strength=value, lam=lam, binary=True),)
     record = Evidence(num_samples, score="margin", num_classes=classes, num_labels=labels)
     return Compensated(

@@ -131,7 +131,13 @@ class Strength(Statistic):
 
 @final
 class Withheld(nn.Module):
-    """Takes away the loss of the samples that a :class:`Strength` withholds. It must be the last loss term."""
+    """Takes away the loss of the samples that a :class:`Strength` withholds. It must be the last loss term.
+
+    >>> Withheld(Strength(10_000, 10))
+    Withheld(
+      (strength): Strength(0.00, 200 of 10000 samples withheld)
+    )
+    """
 
     direction, granularity, binary = "positive", "sample", True
 
@@ -146,7 +152,13 @@ class Withheld(nn.Module):
 
 @final
 class Scaled(nn.Module):
-    r"""A number that a strength moves from `rest` to `full`: :math:`r + s (f - r)`. As a value, a scalar tensor."""
+    r"""A number that a strength moves from `rest` to `full`: :math:`r + s (f - r)`. As a value, a scalar tensor.
+
+    >>> from compensate import Compensated
+    >>> from compensate.terms import Pull
+    >>> strength = Strength(1000, 10)
+    >>> criterion = Compensated(logit=Pull(Scaled(5.0, strength)), loss=Withheld(strength))
+    """
 
     binary = True
 

@@ -137,10 +137,10 @@ class Masks(NeighboringLabels):
         folds = assign_folds(np.zeros(len(grids), np.int64), seed=seed)[image]
         log_q, weights = self.cross_fit(View("cells", x, x), given, folds, len(classes), seed, progress)
         kept = given != UNLABELED
-        # Cells at the edge of an object look like errors in one direction. Directions that pass the Bayesian information criterion
-        # estimate the number of errors; the cells are judged without them.
-        directed = judge(log_q[kept], given[kept], simpler=0.5 * float(np.log(kept.sum())))
-        plain = judge(log_q[kept], given[kept], simpler=np.inf)
+        # Cells at the edge of an object look like errors in one direction. Directions serve to estimate the number of errors; the
+        # cells are judged without them.
+        directed = judge(log_q[kept], given[kept])
+        plain = judge(log_q[kept], given[kept], directed=False)
         verdict = smooth_over_neighbors(replace(plain, share=directed.share), kept, grids)
         return Judged(kept, tuple(map(str, classes)), given, verdict, weights, (), side, grids)
 

@@ -41,8 +41,6 @@ ANSWERS = {"0": 0, "0.0": 0, "false": 0, "no": 0, "1": 1, "1.0": 1, "true": 1, "
 MIN_ROWS = 5  # rows with a label, and rows without it, that are needed to judge it: one for each fold
 MAX_ANSWERS = 50_000_000  # rows times labels
 MAX_LOG_ODDS = 6.0  # log odds of the first round are clipped here before the second
-ONE_WAY = 4.0
-"""Log likelihood by which missing or added labels alone must fit better than both: about the Bayesian information criterion of a few thousand answers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,13 +103,13 @@ class LabelSets(LabelKind):
         note = f"Labels that fewer than {MIN_ROWS} rows have, or lack, cannot be checked and are left out: {listed}."
         views = judging.features(data)
         folds = assign_folds(data.target.astype(np.int64), views.keys, seed=judging.seed)
-        log_q, transition, weights = predict_labels(
+        log_q, weights = predict_labels(
             views.views, given[:, judged], folds, seed=judging.seed, progress=judging.progress
         )
         samples, places = np.nonzero(given[:, judged] != UNLABELED)
         labels, rows = judged[places], data.index[samples]
         answers = given[samples, labels]
-        verdict = judge(log_q[samples, places], answers, transition, simpler=ONE_WAY)
+        verdict = judge(log_q[samples, places], answers)
         return Findings(
             classes=STATES, index=rows * len(self.names) + labels, given=answers, suggested=verdict.suggested,
             log_odds=verdict.log_odds, p_error=verdict.p_error, evidence=verdict.evidence(answers), noise_rate=verdict.share,
@@ -217,8 +215,8 @@ class LabelColumns(LabelSets):
 
 def predict_labels(
     views: Sequence[View], given: Ints, folds: Ints, *, seed: int = 0, progress: Progress | None = None
-) -> tuple[Floats, Floats, dict[str, float]]:
-    """(N, L, 2) out-of-fold log probabilities that each label is absent and present, (2, 2) transitions, and the learners' weights.
+) -> tuple[Floats, dict[str, float]]:
+    """(N, L, 2) out-of-fold log probabilities that each label is absent and present, and the learners' weights.
 
     `given` is (N, L): 0, 1 or -1; `folds` (N,) is the fold in which each row is held out.
     """
@@ -226,17 +224,16 @@ def predict_labels(
     steps = labels * (len(views) + 1)
     progress = progress or (lambda *_: None)
     predictions: list[dict[str, Any]] = [{} for _ in range(labels)]
-    transitions = []
 
-    def fit(view: View, j: int, step: int, shared: LinearFolds | None = None) -> Floats:
+    def fit(view: View, j: int, step: int, shared: LinearFolds | None = None) -> None:
         progress("fitting", step, steps)
         learned = judge_view(view, given[:, j], folds, FOLDS, 2, seed=seed, fitted=shared)
         predictions[j] |= {f"{view.name}: {name}": log_p for name, log_p in learned.log_p.items()}
-        return learned.transition
 
     for k, view in enumerate(views):
         shared = LinearFolds(view.x, folds, FOLDS, 2) if (given >= 0).all() else None
-        transitions += [fit(view, j, k * labels + j, shared) for j in range(labels)]
+        for j in range(labels):
+            fit(view, j, k * labels + j, shared)
     first = np.stack([pool(predictions[j], given[:, j])[0] for j in range(labels)], 1)
     odds = np.clip(first[..., 1] - first[..., 0], -MAX_LOG_ODDS, MAX_LOG_ODDS)
     signs = np.where(given < 0, 0, 2 * given - 1)
@@ -247,7 +244,7 @@ def predict_labels(
     progress("fitting", steps, steps)
     by_label = [shares(weight) for weight in weights]
     mean = {name: float(np.mean([weight[name] for weight in by_label])) for name in by_label[0]}
-    return np.stack(second, 1), np.mean(transitions, axis=0), mean
+    return np.stack(second, 1), mean
 
 
 def label_sets_of_table(

@@ -136,7 +136,6 @@ class TokenTags(NeighboringLabels):
         x = sp.vstack(list(run.map(hashed_features, chunks)), format="csr")
         view = View("words around", x[:, np.flatnonzero(x.getnnz(0) >= MIN_OCCURRENCES)])
         log_q, weights = self.cross_fit(view, np.where(kept, given, UNLABELED), folds, len(names), seed, progress)
-        # Learned transitions assume that a tenth of all labels is wrong, more than most texts have entities: they are not used.
         verdict = judge(log_q[kept], given[kept])
         return Judged(kept, tuple(map(str, names)), given.astype(np.int64), verdict, weights, notes)
 

@@ -231,6 +231,7 @@ def page_of(audit: Audit) -> dict[str, Any]:
         "predictable": not audit.provenance.by_chance,
         "noise": [listed.noise_rate.value, listed.noise_rate.low, listed.noise_rate.high],
         "precision": audit.expected_precision if len(flagged) else None,
+        "workload": audit.workload.to_numpy().tolist(),
         "threshold": listed.threshold,
         "command": command(listed),
         "notes": notes,

@@ -23,7 +23,7 @@ function hero(open) {
         intervalPicture([value, low, high]),
       ],
     ),
-    el("div", { class: "hero-next" }, size === 0 ? nothingAtAll() : data.flagged === 0 ? nothingFlagged(open) : somethingFlagged(open)),
+    el("div", { class: "hero-next" }, size === 0 ? nothingAtAll() : data.flagged === 0 ? nothingFlagged(open) : somethingFlagged(open), size > 0 && data.workload.length > 0 && workload()),
   );
 }
 
@@ -74,6 +74,12 @@ function expectedWrong(n, wrong) {
   if (n === 1) return `It is wrong with a probability of ${probability(data.precision)}.`;
   if (wrong >= 100) return "Nearly every one of them is expected to be wrong.";
   return `About ${wrong} in 100 of them are expected to be really wrong, the others right after all.`;
+}
+
+// How many errors a reader of the list may expect to find.
+function workload() {
+  const said = data.workload.map(([first, errors, low, high]) => el("li", null, `the first ${count(first)}: about ${count(Math.round(errors))} (${count(Math.round(low))} to ${count(Math.round(high))})`));
+  return [el("p", { class: "muted" }, "Errors to expect in the list:"), el("ul", { class: "checks" }, said)];
 }
 
 function nothingFlagged(open) {
