@@ -170,6 +170,7 @@ def test_unknown_labels_are_left_out(given):
     assert criterion.record.visits.reshape(N, C)[i].tolist() == known.double().tolist()
 
 
+@pytest.mark.filterwarnings("ignore:.*is renewed once an epoch")
 @pytest.mark.parametrize("name", BINARY)
 def test_gradients_are_right(name, given):
     u, y, i = given
@@ -226,6 +227,7 @@ def test_suspects_are_pairs_of_sample_and_label(name):
         optimizer.zero_grad()
         criterion(model(x), y, torch.arange(200)).backward()
         optimizer.step()
+        criterion.end_epoch()
     found = criterion.suspects(top=4)
     assert {*zip(found.index.tolist(), found.label.tolist(), strict=True)} == {*planted}
     assert found.suggested.tolist() == [int(right[a, c]) for a, c in zip(found.index, found.label, strict=True)]
