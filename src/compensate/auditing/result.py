@@ -49,7 +49,7 @@ class Audit(Findings):
     found_issues: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
-        if self.row_digests is None and not self.addresses and self.source.row_digests is not None:
+        if self.row_digests is None and self.by_row and self.source.row_digests is not None:
             object.__setattr__(self, "row_digests", self.source.row_digests[self.index])
 
     @property
@@ -98,6 +98,11 @@ class Audit(Findings):
     def rows(self) -> Ints:
         """(N,) the 0-based row of the source that each label belongs to: a sentence of tagged tokens, an image of masks."""
         return np.array([address.row for address in self.addresses], np.int64) if self.addresses else self.index
+
+    @property
+    def by_row(self) -> bool:
+        """Whether each label belongs to a whole row of the source, whose number is its index."""
+        return all(address.part is None for address in self.addresses)
 
     def position(self, labels: Any) -> Any:
         """The positions in `data` of the samples that these labels belong to."""
