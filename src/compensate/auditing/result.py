@@ -198,12 +198,20 @@ class Audit(Findings):
         """Writes the review page; `data` shows the samples of an audit that was loaded from disk."""
         return write_page(page_of(self if data is None else replace(self, data=data)), path)
 
-    def accepted(self, at_least: float = 0.5) -> tuple[Correction, ...]:
-        """Corrections that accept every suggestion with at least this probability of error, without review."""
+    def accepted(self, at_least: float = 0.5, *, relabel: bool = False) -> tuple[Correction, ...]:
+        """Corrections that accept every suggestion with at least this probability of error, without review.
+
+        Pairs are dropped; with `relabel`, they get the likeliest other label instead.
+        """
         if not 0 <= at_least <= 1:
             raise InputError(f"{at_least:g} is not a probability; give a number from 0 to 1, for example 0.9.")
         chosen = np.flatnonzero(self.p_error >= at_least)
-        given, suggested = self.names(self.given[chosen]), self.names(self.suggested[chosen])
+        likeliest = self.suggested[chosen]
+        if relabel and self.probabilities is not None:
+            p = self.probabilities[chosen].copy()
+            p[np.arange(len(p)), self.given[chosen]] = -1
+            likeliest = p.argmax(1)
+        given, suggested = self.names(self.given[chosen]), self.names(likeliest)
         if self.regression:  # as exact as the data, to be recognized there
             given = [repr(float(value)) for value in self.given[chosen]]
         return tuple(
