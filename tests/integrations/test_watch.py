@@ -243,10 +243,12 @@ def test_rows_keep_their_index_through_filters_shuffling_and_accumulation(tmp_pa
     np.testing.assert_allclose(indexed["loss"], plain["loss"], atol=1e-5)
     long = texts().to_list()
     long[3]["prompt"] = " ".join(["w1"] * 40)  # nothing of the answer is left after truncation
+    alone = suspects_of(sft(tmp_path / "f", datasets.Dataset.from_list(long), shuffle_dataset=True, **still))
     filtered = suspects_of(
         sft(tmp_path / "e", datasets.Dataset.from_list(long), **still), datasets.Dataset.from_list(long)
     )
     assert filtered.index.tolist() == [k for k in range(ROWS) if k != 3]
+    pd.testing.assert_frame_equal(alone, filtered, atol=1e-5)
     np.testing.assert_allclose(filtered["loss"], plain.drop(index=3)["loss"], atol=1e-5)
 
 

@@ -64,8 +64,8 @@ def watch(
 
     Args:
         trainer: the trainer.
-        dataset: the training set as it was given to the trainer. It is needed where rows were packed, filtered or shuffled by the trainer and
-            have no column ``index`` (see `compensate.integrations.transformers.add_index`); rows are then found by their tokens.
+        dataset: the training set as it was given to the trainer. It is needed where the trainer packs rows; they are then found by their
+            tokens. Other rows are found by a column ``index`` (see `compensate.integrations.transformers.add_index`), or their number.
         method: a row of `compensate.METHODS`, such as ``"r3m"`` for pairs or ``"token_logcomp"`` for texts, or a criterion for two classes. By
             default nothing is compensated, and the loss is the trainer's own.
         per: for texts with a method that keeps rows, whether each "token" or each "sequence" has one.
@@ -137,16 +137,17 @@ class Watch(TrainerCallback):  # type: ignore[misc]
                 raise InputError(
                     "the trainer packed its rows: give the data set that it was made with, watch(trainer, dataset)."
                 )
-            return [[k] for k in range(len(rows))]
+            kept = getattr(rows, "_indices", None)  # the numbers of rows before a filter or shuffling
+            return [[k] for k in (range(len(rows)) if kept is None else kept.column(0).to_pylist())]
         given = [self.trainer.processing_class, self.trainer.args]
         if self.task == "text":
             given += [False, getattr(self.trainer, "_formatting_func", None)]
         args, whole = given[1], dataset
-        kept, args.shuffle_dataset = getattr(args, "shuffle_dataset", False), False
+        before, args.shuffle_dataset = getattr(args, "shuffle_dataset", False), False
         try:
             whole = self.trainer._prepare_dataset(dataset.add_column(INDEX, list(range(len(dataset)))), *given, "train")
         finally:
-            args.shuffle_dataset = kept
+            args.shuffle_dataset = before
         place: dict[tuple[int, ...], list[int]] = {}
         for row, ids in zip(whole[INDEX], whole[self.tokens], strict=True):
             place.setdefault(tuple(ids), []).append(int(row))
