@@ -73,7 +73,7 @@ def pair_columns(names: Iterable[Any]) -> PairColumns | None:
     responses = next((sorted(two) for two in bases.values() if len(two) == 2), None)
     said = [known[name] for name in known if _PREFERENCE.fullmatch(name)][:1]
     said = said or [known[name] for name in known if _ANNOTATOR.fullmatch(name)]
-    return PairColumns(prompt, *(known[name] for name in responses), tuple(said)) if responses and said else None
+    return PairColumns(prompt, known[responses[0]], known[responses[1]], tuple(said)) if responses and said else None
 
 
 def holds_pairs(data: Any) -> bool:
@@ -136,7 +136,7 @@ def pairs_of_frame(frame: pd.DataFrame, columns: PairColumns, where: str) -> tup
     votes: Votes = ()
     target = np.zeros(len(frame), np.int64)
     if columns.preferences:
-        said = np.stack([answers_of(frame[name], name, columns, where) for name in columns.preferences])
+        said = np.stack([answers_of(frame[name].tolist(), name, columns, where) for name in columns.preferences])
         counts = np.stack([(said == c).sum(0) for c in range(3)])
         most = counts.max(0)
         target = np.where((counts == most).sum(0) == 1, counts.argmax(0), 2)

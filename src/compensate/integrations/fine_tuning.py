@@ -94,7 +94,7 @@ def _task(columns: list[str], rows: Any) -> str:
 
 
 @final
-class Watch(TrainerCallback):  # type: ignore[misc]
+class Watch(TrainerCallback):
     """The record of a watched training; made by `watch`."""
 
     def __init__(self, trainer: Any, dataset: Any, method: Any, per: str, settings: Mapping[str, Any]) -> None:
@@ -374,7 +374,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             return self.audit().suspects.head(top if top is not None else len(rows))
         losses, texts = self.losses, self._texts() if self.task == "text" else {}
         decode = getattr(self.trainer.processing_class, "decode", str)
-        for row in rows:
+        for row in rows.tolist():
             here = slice(self.starts[row], self.starts[row + 1])
             beyond = texts[row][1] if texts else losses[here]
             columns["score"].append(float(np.nanmean(beyond)))

@@ -75,9 +75,8 @@ def unique_texts(pairs: Sequence[Pair]) -> tuple[Dataset, Ints]:
     number: dict[str, int] = {}
     places = [[number.setdefault(text, len(number)) for text in column] for column in zip(*pairs, strict=True)]
     texts = np.array(list(number), dtype=object)
-    return Dataset(texts, np.zeros(len(texts), np.int64), ("text",), raw=texts, source=Source(kind="text")), np.array(
-        places
-    )
+    source = Source(kind="text")
+    return Dataset(texts, np.zeros(len(texts), np.int64), ("text",), raw=texts, source=source), np.array(places)
 
 
 def style(text: str, prompt: frozenset[str]) -> list[float]:
@@ -116,14 +115,14 @@ class Differences:
             for pair in pairs:
                 prompt = frozenset(_WORD.findall(pair.prompt.lower()))
                 rows.append(np.subtract(style(pair.first, prompt), style(pair.second, prompt)))
-            x = np.array(rows, np.float32)
+            values = np.array(rows, np.float32)
             both = (set(_WORD.findall(text.lower())) for pair in pairs for text in pair[1:])
             alike = [len(a & b) / max(len(a | b), 1) for a, b in zip(*[both] * 2, strict=True)]
-            x = np.column_stack([x, np.abs(x[:, :2]), alike]).astype(np.float32)
-            return View("length and overlap", x, x)
+            values = np.column_stack([values, np.abs(values[:, :2]), alike]).astype(np.float32)
+            return View("length and overlap", values, values)
         prompt, first, second = places
-        x = inner.x[first] - inner.x[second]
-        if sp.issparse(x):  # naive Bayes counts words, and a number of them is not negative
+        x: Any = inner.x[first] - inner.x[second]
+        if not isinstance(x, np.ndarray):  # naive Bayes counts words, and a number of them is not negative
             x = sp.csr_matrix(sp.hstack([x.maximum(0), (-x).maximum(0)]), dtype=np.float32)
         elif self.prompted:
             x = x * inner.x[prompt] * np.float32(np.sqrt(x.shape[1]))
@@ -133,8 +132,10 @@ class Differences:
         """The features of the same pairs with their responses exchanged."""
         if self.inner is None:
             return np.column_stack([-x[:, :-3], x[:, -3:]]).astype(np.float32)
+        if isinstance(x, np.ndarray):
+            return -x
         half = x.shape[1] // 2
-        return sp.csr_matrix(sp.hstack([x[:, half:], x[:, :half]])) if sp.issparse(x) else -x
+        return sp.csr_matrix(sp.hstack([x[:, half:], x[:, :half]]))
 
     def state(self) -> dict[str, Any]:
         inner = {} if self.inner is None else {"kind": type(self.inner).__name__, "state": self.inner.state()}
@@ -179,11 +180,8 @@ class Pairs(LabelKind):
         if columns is None or label not in (None, *columns.preferences):
             return other(data, labels, options)
         where = str(data) if isinstance(data, (str, Path)) else "the data"
-        odd = [
-            name
-            for name, value in options.items()
-            if value is not None and name not in ("label", "encoding", "delimiter")
-        ]
+        known = ("label", "encoding", "delimiter")
+        odd = [name for name, value in options.items() if value is not None and name not in known]
         if odd:
             raise InputError(f"{odd[0]} is not an option for preference pairs ({where}); leave it out.")
         frame = read_pairs(data, options.get("encoding") or "utf-8", options.get("delimiter"))
@@ -265,7 +263,7 @@ class Pairs(LabelKind):
         address = audit.addresses[row]
         if audit.data is None:
             return content
-        place = int(pd.Index(audit.data.index).get_loc(address.row))
+        place = int(np.flatnonzero(audit.data.index == address.row)[0])
         pair, hidden = audit.data.x[place], {*self.columns.prompt, *self.columns[1:3], *self.columns.preferences}
         fields = tuple(field for field in content.fields if field[0] not in hidden)
         sides = ((self.columns.first, pair.first), (self.columns.second, pair.second))
@@ -285,16 +283,9 @@ class Pairs(LabelKind):
                 for role, text in enumerate((pair[1 + answer], pair[2 - answer])):
                     by_role[role].setdefault((pair.prompt, text.strip()), i)
         for key in by_role[0].keys() & by_role[1].keys():
-            i, other = by_role[0][key], by_role[1][key]
-            found.append(
-                (
-                    "contradicting_response",
-                    i,
-                    1.0,
-                    f"its better response is the worse one of row {data.index[other]}",
-                    int(data.index[other]),
-                )
-            )
+            other = int(data.index[by_role[1][key]])
+            detail = f"its better response is the worse one of row {other}"
+            found.append(("contradicting_response", by_role[0][key], 1.0, detail, other))
         if max(map(len, prompts.values())) < len(data):  # one prompt for all pairs is a task, and not a duplicate
             for same in prompts.values():
                 detail = f"the same prompt as {len(same) - 1} other row{'s' * (len(same) > 2)}"
@@ -314,43 +305,39 @@ class Pairs(LabelKind):
         frame = read_pairs(data, reading.encoding, reading.delimiter)
         columns = pair_columns(frame.columns)
         if columns is None:
-            raise InputError(
-                f"{data} holds no preference pairs; expected the columns that were audited. Nothing is written."
-            )
+            raise InputError(f"{data} holds no preference pairs; give the audited file. Nothing is written.")
         read, _ = pairs_of_frame(frame, columns, str(data))
         new: dict[int, str] = {}
         for c, (row, _) in decided:
             if row >= len(read):
-                raise InputError(
-                    f'a correction is about "{c.part[:60]}", and {data} has the rows 0 to {len(read) - 1}.'
-                )
+                raise InputError(f"a correction is about row {row}, and {data} has the rows 0 to {len(read) - 1}.")
             check_given(data, c, "" if read.target[row] == UNLABELED else ANSWERS[read.target[row]])
             if c.changes:
                 new[row] = c.label.strip()
-                if new[row] not in ANSWERS:
-                    raise InputError(
-                        f'a correction of "{c.part[:60]}" says "{c.label[:40]}"; expected {", ".join(ANSWERS)}.'
-                    )
+        odd = [answer for answer in new.values() if answer not in ANSWERS]
+        if odd:
+            raise InputError(f'a correction says "{odd[0][:40]}"; expected {", ".join(ANSWERS)}.')
         # A file of chosen and rejected responses cannot express a tie: such a pair is dropped too.
-        dropped = {
-            row for row, answer in new.items() if answer in (("drop",) if columns.preferences else ("drop", "tie"))
-        }
+        gone = ("drop",) if columns.preferences else ("drop", "tie")
+        dropped = {row for row, answer in new.items() if answer in gone}
         rest = {row: answer for row, answer in new.items() if row not in dropped}
         changed = Changed(dropped, set(rest), {})
-        if columns.preferences:
-            changed = Changed(dropped, set(), new_preferences(frame, columns, read.target, rest) if rest else {})
+        if columns.preferences and rest:
+            changed = Changed(dropped, set(), new_preferences(frame, columns, read.target, rest))
         write_pairs(data, frame, columns, out, reading, changed)
         return len(frame)
 
 
 def stacked(x: Any, mirrored: Any) -> Any:
     """Rows, and below them their mirror images."""
-    return sp.vstack([x, mirrored], format="csr") if sp.issparse(x) else np.concatenate([x, mirrored])
+    both = [x, mirrored]
+    return np.concatenate(both) if isinstance(x, np.ndarray) else sp.csr_matrix(sp.vstack(both))
 
 
 def antisymmetric(log_p: Singles, mirrored: Singles) -> Singles:
     """(N, C) the mean of log probabilities and those of the mirror images, mirrored back."""
-    return softmax((log_p + mirrored[:, MIRROR[: log_p.shape[1]]]) / 2)[1]
+    mean: Singles = (log_p + mirrored[:, MIRROR[: log_p.shape[1]]]) / np.float32(2)
+    return softmax(mean)[1]
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
