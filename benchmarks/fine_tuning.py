@@ -25,9 +25,8 @@ RESULTS = Path(__file__).parent / "results" / "fine_tuning.json"
 TOPICS = ("world", "sports", "business", "science")
 METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "nll": (None, {}), "dft": ("dft", {}), "gce": ("gce", {}), "token_logcomp": ("token_logcomp", {}),
-    "r3m": ("r3m", {}),
 }  # fmt: skip
-WORDS, LENGTH, TRAIN, TEST, EPOCHS = 2000, 32, 2000, 1000, 5
+WORDS, LENGTH, TRAIN, TEST, EPOCHS = 1500, 24, 1000, 1000, 6
 SHARES = (0.1, 0.2)
 
 
@@ -111,12 +110,15 @@ def accuracy(trainer: Any, texts: list[str], truth: np.ndarray) -> float:
 
     words, model = trainer.processing_class, trainer.model.eval()
     topics = words.convert_tokens_to_ids(list(TOPICS))
-    right = 0
+    ids = [words(f"{text} topic : this is")["input_ids"] for text in texts]
+    last = torch.tensor([len(one) - 1 for one in ids])
+    padded = torch.tensor([one + [0] * (int(last.max()) + 1 - len(one)) for one in ids])  # later tokens do not count
     with torch.no_grad():
-        for text, c in zip(texts, truth.tolist(), strict=True):
-            ids = torch.tensor([words(f"{text} topic : this is")["input_ids"]])
-            right += int(model(ids).logits[0, -1, topics].argmax()) == c
-    return right / len(texts)
+        found = [
+            model(some).logits[torch.arange(len(some)), at][:, topics].argmax(-1)
+            for some, at in zip(padded.split(100), last.split(100), strict=True)
+        ]
+    return float(np.mean(torch.cat(found).numpy() == truth))
 
 
 def detection(run: dict[str, Any], wrong: np.ndarray) -> dict[str, float]:

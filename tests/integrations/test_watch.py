@@ -255,7 +255,7 @@ def test_rows_keep_their_index_through_filters_shuffling_and_accumulation(tmp_pa
 def test_packed_rows_are_found_by_their_tokens(tmp_path: Path) -> None:
     still = {"learning_rate": 0.0, "num_train_epochs": 1}
     plain = suspects_of(sft(tmp_path / "a", **still))
-    with pytest.raises(InputError, match=r"packed its rows: give the data set"):
+    with pytest.raises(InputError, match=r"packed its rows: give it the data set"):
         watch(sft(tmp_path / "b", packing=True, **still))
     packed = suspects_of(sft(tmp_path / "c", packing=True, **still), texts())
     assert packed.index.tolist() == plain.index.tolist()
@@ -352,7 +352,7 @@ def test_a_criterion_of_ones_own_and_methods_that_cannot_work(tmp_path: Path) ->
     trainer = reward(tmp_path, num_train_epochs=1)
     watch(trainer, method=methods.gce(reduction="sum"))
     trainer.train()
-    with pytest.raises(InputError, match="needs more than the logits"):
+    with pytest.raises(InputError, match="needs more than logits"):
         watch(reward(tmp_path), method="pgd_at")
     with pytest.raises(InputError, match='expected "token" or "sequence"'):
         watch(reward(tmp_path), per="word")

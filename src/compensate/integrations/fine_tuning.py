@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from compensate.auditing.api import audit_probabilities
 from compensate.auditing.findings import Findings, Provenance
 from compensate.auditing.noise_model import judge
 from compensate.auditing.result import Audit, build_audit
@@ -39,7 +40,7 @@ from compensate.errors import InputError, one_of
 from compensate.extras import stand_in
 from compensate.files import make_folder
 from compensate.integrations.transformers import INDEX, find_logits
-from compensate.methods import METHODS, find, pair_logits, token_logits
+from compensate.methods import find, pair_logits, token_logits
 from compensate.training import checkpoint
 
 try:
@@ -50,7 +51,7 @@ except ModuleNotFoundError:  # pragma: no cover
 ROW = "compensate_row"  # the column of row numbers, and the entry of a batch with the places of its tokens, pairs or samples
 FOLDER = "compensate"  # of the record in the output folder and in checkpoints
 SPAN = 1.0  # loss beyond the usual one, in nats, from which on a token belongs to a span: it is e times less likely than usual
-PER = ("token", "sequence")
+EVEN = 3.0  # deviations above the median at which a text is as likely wrong as right
 
 
 def watch(
@@ -75,22 +76,10 @@ def watch(
     >>> _ = trainer.train()                        # doctest: +SKIP
     >>> found.suspects(top=20)                     # doctest: +SKIP
     """
-    one_of("per", per, *PER)
-    if trainer.train_dataset is None or not hasattr(trainer.train_dataset, "column_names"):
+    one_of("per", per, "token", "sequence")
+    if not hasattr(trainer.train_dataset, "column_names"):
         raise InputError("watch needs a trainer with a train_dataset of the library datasets, not a stream or a list.")
     return Watch(trainer, dataset, method, per, settings)
-
-
-def _task(columns: list[str], rows: Any) -> str:
-    if "chosen_ids" in columns:
-        return "pair"
-    if "input_ids" in columns and ("labels" not in columns or isinstance(rows[0]["labels"], (list, tuple))):
-        return "text"
-    if {"labels", "label"} & {*columns}:
-        return "class"
-    raise InputError(
-        f"the training set has the columns {', '.join(columns)}; expected those that a Trainer, SFTTrainer, DPOTrainer or RewardTrainer prepares."
-    )
 
 
 @final
@@ -99,55 +88,48 @@ class Watch(TrainerCallback):
 
     def __init__(self, trainer: Any, dataset: Any, method: Any, per: str, settings: Mapping[str, Any]) -> None:
         self.trainer, self.per = trainer, per
-        rows = trainer.train_dataset
-        self.task = _task(rows.column_names, rows)
-        self.tokens = (
-            "prompt_ids" if "prompt_ids" in rows.column_names else "chosen_ids" if self.task == "pair" else "input_ids"
-        )
-        if isinstance(rows[0].get("seq_lengths"), list):
-            self.lengths: list[list[int]] = [list(one) for one in rows["seq_lengths"]]
-        else:
-            self.lengths = [[len(one)] if self.task == "text" else [1] for one in rows[self.tokens]]
+        rows, names = trainer.train_dataset, trainer.train_dataset.column_names
+        several = "labels" not in names or isinstance(rows[0]["labels"], list)
+        self.task = "preference" if "chosen_ids" in names else "text" if "input_ids" in names and several else "class"
+        """Whether rows are preference pairs, texts, or samples with a class."""
+        self.tokens = "chosen_ids" if self.task == "preference" else "input_ids"
+        self.lengths: list[list[int]] = [[1]] * len(rows)
+        """The number of places of the rows that each prepared row holds: one for each token of a text, else one."""
+        if self.task == "text":
+            self.lengths = (
+                rows["seq_lengths"][:] if "seq_lengths" in names else [[len(ids)] for ids in rows["input_ids"]]
+            )
         self.numbers = self._numbers(rows, dataset)
-        known = [
-            (row, n)
-            for some, sizes in zip(self.numbers, self.lengths, strict=True)
-            for row, n in zip(some, sizes, strict=True)
-        ]
-        size = np.zeros(max(row for row, _ in known) + 1, np.int64)
-        for row, n in known:
-            if row >= 0:
-                size[row] = n
+        size = np.zeros(max(map(max, self.numbers)) + 1, np.int64)
+        for numbers, lengths in zip(self.numbers, self.lengths, strict=True):
+            size[[row for row in numbers if row >= 0]] = [
+                n for row, n in zip(numbers, lengths, strict=True) if row >= 0
+            ]
         self.starts: Ints = np.concatenate([[0], np.cumsum(size)])
-        """(N + 1,) the place of the first token of each row; a pair and a sample have one place each."""
-        self.lost = sum(row < 0 for row, _ in known)
-        width = int(trainer.model.config.num_labels) if self.task == "class" else 1
-        self.total = torch.zeros(int(self.starts[-1]), width)
-        self.visits = torch.zeros(int(self.starts[-1]))
-        self.criterion = self._criterion(method, settings)
+        """(N + 1,) the first place of each row."""
+        self.total = torch.zeros(len(self), int(trainer.model.config.num_labels) if self.task == "class" else 1)
+        self.visits = torch.zeros(len(self))
+        self.criterion = None if method is None else self._criterion(method, settings)
         self._attach(rows)
 
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
     def _numbers(self, rows: Any, dataset: Any) -> list[list[int]]:
-        """The row numbers of the texts in each prepared row; -1 where they are not known."""
+        """The numbers of the rows that each prepared row holds; -1 where they are not known."""
         if INDEX in rows.column_names:
             return [[int(row)] for row in rows[INDEX]]
-        packed = any(len(sizes) > 1 for sizes in self.lengths)
         if dataset is None:
-            if packed:
-                raise InputError(
-                    "the trainer packed its rows: give the data set that it was made with, watch(trainer, dataset)."
-                )
+            if "seq_lengths" in rows.column_names:
+                raise InputError("the trainer packed its rows: give it the data set too, watch(trainer, dataset).")
             kept = getattr(rows, "_indices", None)  # the numbers of rows before a filter or shuffling
             return [[k] for k in (range(len(rows)) if kept is None else kept.column(0).to_pylist())]
-        given = [self.trainer.processing_class, self.trainer.args]
-        if self.task == "text":
-            given += [False, getattr(self.trainer, "_formatting_func", None)]
-        args, whole = given[1], dataset
+        trainer, args = self.trainer, self.trainer.args
+        more = [False, getattr(trainer, "_formatting_func", None)] if self.task == "text" else []  # without packing
         before, args.shuffle_dataset = getattr(args, "shuffle_dataset", False), False
-        try:
-            whole = self.trainer._prepare_dataset(dataset.add_column(INDEX, list(range(len(dataset)))), *given, "train")
-        finally:
-            args.shuffle_dataset = before
+        whole = dataset.add_column(INDEX, list(range(len(dataset))))
+        whole = trainer._prepare_dataset(whole, trainer.processing_class, args, *more, "train")
+        args.shuffle_dataset = before
         place: dict[tuple[int, ...], list[int]] = {}
         for row, ids in zip(whole[INDEX], whole[self.tokens], strict=True):
             place.setdefault(tuple(ids), []).append(int(row))
@@ -158,22 +140,21 @@ class Watch(TrainerCallback):
             found.append([rows.pop(0) if len(rows) > 1 else rows[0] for rows in equal])  # equal rows in their order
         return found
 
-    def _criterion(self, method: Any, settings: Mapping[str, Any]) -> Compensated | None:
-        if method is None or isinstance(method, Compensated):
-            return method
+    def _criterion(self, method: str | Compensated, settings: Mapping[str, Any]) -> Compensated:
         if dist.is_initialized() and dist.get_world_size() > 1:
             raise InputError("method= is for a training in one process; leave it out to watch several.")
-        row = find(method)
-        if row.needs - {"index", "epochs", "steps"} or "feature" in row.taxonomy.target:
-            able = ", ".join(name for name, one in METHODS.items() if one.needs <= {"index"})
-            raise InputError(
-                f"{row.name} needs more than the logits of a batch, which a watched training has not. Methods that work: {able}."
-            )
-        count = len(self.starts) - 1 if self.task != "text" or self.per == "sequence" else len(self.total)
-        classes = self.total.shape[1] if self.task == "class" else 2
-        made = row.make(num_samples=count, num_classes=classes, class_counts=[1] * classes, **settings)
-        made.record, made.reduction = None, "sum"
-        return made
+        if isinstance(method, str):
+            row = find(method)
+            if row.needs - {"index", "epochs", "steps"} or "feature" in row.taxonomy.target:
+                raise InputError(
+                    f"{row.name} needs more than logits, which is all that a watched training has; choose another."
+                )
+            rows = self.task != "text" or self.per == "sequence"
+            classes = self.total.shape[1] if self.task == "class" else 2
+            sizes = {"num_samples": len(self.starts) - 1 if rows else len(self), "num_classes": classes}
+            method = row.make(**sizes, class_counts=[1] * classes, **settings)
+        method.record, method.reduction = None, "sum"
+        return method
 
     def _attach(self, rows: Any) -> None:
         trainer = self.trainer
@@ -196,25 +177,21 @@ class Watch(TrainerCallback):
             places = inputs.pop(ROW, None)
             if places is None or not model.training:
                 return loss(model, inputs, *args, **kwargs)
-            outputs: list[Any] = []
-            reference: list[Any] = []
-            hooks = [model.register_forward_hook(lambda _, __, output: outputs.append(output))]
-            ref = getattr(trainer, "ref_model", None)
-            hooks += (
-                [ref.register_forward_hook(lambda _, __, output: reference.append(output))] if ref is not None else []
-            )
+            seen: list[list[Any]] = [[], []]
+            models = [model, *([trainer.ref_model] if getattr(trainer, "ref_model", None) is not None else [])]
+            hooks = [
+                one.register_forward_hook(lambda _, __, output, k=k: seen[k].append(output))
+                for k, one in enumerate(models)
+            ]
             try:
                 found = loss(model, inputs, *args, **kwargs)
             finally:
                 for hook in hooks:
                     hook.remove()
-            return self.observe(found, places, self.logits(inputs, outputs, reference))
+            return self.observe(found, places, *self.logits(inputs, *seen))
 
-        trainer._set_signature_columns_if_needed, trainer.data_collator, trainer.compute_loss = (
-            set_columns,
-            collated,
-            compute_loss,
-        )
+        trainer._set_signature_columns_if_needed, trainer.data_collator = set_columns, collated
+        trainer.compute_loss = compute_loss
         trainer.add_callback(self)
 
     # --- a batch ----------------------------------------------------------------------------------------------
@@ -241,7 +218,7 @@ class Watch(TrainerCallback):
         output = outputs[0]
         if self.task == "class":
             return find_logits(output), inputs["labels"]
-        if self.task == "pair":
+        if self.task == "preference":
             if "completion_mask" not in inputs:  # a reward model
                 chosen, rejected = output.logits.squeeze(-1).chunk(2)
                 margin = chosen - rejected - inputs.get("margin", 0.0)
@@ -261,11 +238,9 @@ class Watch(TrainerCallback):
             logp = -F.cross_entropy(output.logits[:, :-1].transpose(1, 2).float(), labels, reduction="none")
         return token_logits(logp[:, -labels.shape[1] :]), torch.where(labels == -100, -100, 0)
 
-    def observe(self, loss: Any, places: Tensor, found: tuple[Tensor, Tensor]) -> Any:
-        """Records a batch; the trainer's loss, or the compensated one."""
-        logits, target = found
-        places = places.to(logits.device)
-        places = places[:, 1:] if self.task == "text" else places
+    def observe(self, loss: Any, places: Tensor, logits: Tensor, target: Tensor) -> Any:
+        """Records a batch; returns the trainer's loss, or the compensated one."""
+        places = (places[:, 1:] if self.task == "text" else places).to(logits.device)
         with torch.no_grad():
             logp = logits.float().log_softmax(-1)
             kept = (places >= 0) & (target != -100)
@@ -290,14 +265,10 @@ class Watch(TrainerCallback):
 
     def _summed(self) -> tuple[Tensor, Tensor]:
         """The record of all processes."""
-        total, visits = self.total.clone(), self.visits.clone()
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            device = self.trainer.args.device
-            both = [total.to(device), visits.to(device)]
-            for one in both:
-                dist.all_reduce(one)
-            total, visits = (one.cpu() for one in both)
-        return total, visits
+        both = [one.to(self.trainer.args.device, copy=True) for one in (self.total, self.visits)]
+        for one in both if dist.is_initialized() else ():
+            dist.all_reduce(one)
+        return both[0].cpu(), both[1].cpu()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Continues the record of a checkpoint."""
@@ -308,9 +279,7 @@ class Watch(TrainerCallback):
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER)
         stored = checkpoint.latest(folder)
         if stored is None:
-            raise InputError(
-                f"{folder} has no record of this training; resume from a checkpoint of a watched training, or train again."
-            )
+            raise InputError(f"{folder} has no record; resume from a checkpoint of a watched training, or train again.")
         main = not dist.is_initialized() or dist.get_rank() == 0
         for own, name in ((self.total, "total"), (self.visits, "visits")):
             own.copy_(stored[name] if main else torch.zeros_like(own))
@@ -325,12 +294,9 @@ class Watch(TrainerCallback):
         """Adds the record to a checkpoint."""
         total, visits = self._summed()
         if args.should_save:
-            stored = {"total": total, "visits": visits} | (
-                {} if self.criterion is None else {"criterion": self.criterion.state_dict()}
-            )
-            checkpoint.save_checkpoint(
-                Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER), state.global_step, stored
-            )
+            state_dict = {} if self.criterion is None else {"criterion": self.criterion.state_dict()}
+            folder = Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER)
+            checkpoint.save_checkpoint(folder, state.global_step, {"total": total, "visits": visits} | state_dict)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Sums the records of all processes, and writes the list of suspects and the review page to the output folder."""
@@ -351,12 +317,11 @@ class Watch(TrainerCallback):
     def _texts(self) -> dict[int, tuple[Any, NDArray[Any]]]:
         """By row, its tokens and the loss of each beyond the usual one, NaN where it was not learned."""
         tokens: dict[int, list[int]] = {}
-        for numbers, sizes, ids in zip(
-            self.numbers, self.lengths, self.trainer.train_dataset["input_ids"], strict=True
-        ):
-            ends = np.cumsum([0, *sizes])
-            tokens |= {row: ids[a:b] for row, (a, b) in zip(numbers, pairwise(ends), strict=True) if row >= 0}
-        losses, flat = self.losses, np.zeros(len(self.total), np.int64)
+        held = zip(self.numbers, self.lengths, self.trainer.train_dataset["input_ids"], strict=True)
+        for numbers, sizes, ids in held:
+            ends = pairwise(np.cumsum([0, *sizes]))
+            tokens |= {row: ids[a:b] for row, (a, b) in zip(numbers, ends, strict=True) if row >= 0}
+        losses, flat = self.losses, np.zeros(len(self), np.int64)
         for row, ids in tokens.items():
             flat[self.starts[row] : self.starts[row + 1]] = ids
         seen = np.isfinite(losses)
@@ -366,57 +331,56 @@ class Watch(TrainerCallback):
 
     def suspects(self, top: int | None = None) -> pd.DataFrame:
         """Rows, most suspect first: index, score, loss, visits; for texts also the spans of tokens that carry the score, and their texts."""
-        rows = np.flatnonzero(
-            np.add.reduceat(np.append(self.visits.numpy(), 0), self.starts[:-1]) * (np.diff(self.starts) > 0) > 0
-        )
-        columns: dict[str, list[Any]] = {"index": rows.tolist(), "score": [], "loss": [], "visits": []}
         if self.task == "class":
-            return self.audit().suspects.head(top if top is not None else len(rows))
+            return self.audit().suspects.head(top or len(self))
         losses, texts = self.losses, self._texts() if self.task == "text" else {}
-        decode = getattr(self.trainer.processing_class, "decode", str)
-        for row in rows.tolist():
-            here = slice(self.starts[row], self.starts[row + 1])
-            beyond = texts[row][1] if texts else losses[here]
-            columns["score"].append(float(np.nanmean(beyond)))
-            columns["loss"].append(float(np.nanmean(losses[here])))
-            columns["visits"].append(float(self.visits[here].max()))
+        columns: dict[str, list[Any]] = {}
+        for row, (a, b) in enumerate(pairwise(self.starts.tolist())):
+            if not self.visits[a:b].any():
+                continue
+            beyond = texts[row][1] if texts else losses[a:b]
+            values: dict[str, Any] = {
+                "index": row,
+                "score": float(np.nanmean(beyond)),
+                "loss": float(np.nanmean(losses[a:b])),
+            }
+            values["visits"] = float(self.visits[a:b].max())
             if texts:
                 spans = _spans(beyond)
-                columns.setdefault("spans", []).append("; ".join(f"{a}:{b}" for a, b in spans))
-                columns.setdefault("text", []).append(" … ".join(decode(texts[row][0][a:b]) for a, b in spans))
-        table = pd.DataFrame(columns)
-        return table.sort_values("score", ascending=False, kind="stable", ignore_index=True).head(
-            len(table) if top is None else top
-        )
+                parts = (self._decode(texts[row][0][first:last]) for first, last in spans)
+                values |= {"spans": "; ".join(f"{first}:{last}" for first, last in spans), "text": " … ".join(parts)}
+            for name, value in values.items():
+                columns.setdefault(name, []).append(value)
+        table = pd.DataFrame(columns).sort_values("score", ascending=False, kind="stable", ignore_index=True)
+        return table.head(top or len(table))
+
+    def _decode(self, ids: Any) -> str:
+        return str(getattr(self.trainer.processing_class, "decode", str)(ids))
 
     def audit(self) -> Audit:
         """The suspects as an audit, whose `report` is a review page."""
-        title = Path(self.trainer.args.output_dir).name or "the training"
+        title, rows = Path(self.trainer.args.output_dir).name or "the training", self.trainer.train_dataset
         if self.task == "class":
-            from compensate.auditing.api import audit_probabilities
-
-            rows = np.flatnonzero(self.visits.numpy() > 0)
-            p = (self.total[rows] / self.visits[rows, None]).softmax(-1).double().numpy()
-            name = "labels" if "labels" in self.trainer.train_dataset.column_names else "label"
-            given = dict(zip((one[0] for one in self.numbers), self.trainer.train_dataset[name], strict=True))
-            return replace(
-                audit_probabilities(p, np.array([given[row] for row in rows.tolist()]), title=title), index=rows
-            )
+            index = np.flatnonzero(self.visits.numpy() > 0)
+            p = (self.total[index] / self.visits[index, None]).softmax(-1).double().numpy()
+            name = "labels" if "labels" in rows.column_names else "label"
+            given = dict(zip((row for (row,) in self.numbers), rows[name], strict=True))
+            found = audit_probabilities(p, np.array([given[row] for row in index.tolist()]), title=title)
+            return replace(found, index=index)
         table = self.suspects().sort_values("index", ignore_index=True)
-        score = table["score"].to_numpy()
-        if self.task == "pair":
+        index, score, zeros = table["index"].to_numpy(), table["score"].to_numpy(), np.zeros(len(table), np.int64)
+        if self.task == "preference":
             log_q = np.stack([-score, np.log(-np.expm1(-np.maximum(score, 1e-9)))], 1)
+            both = zip(rows["chosen_ids"], rows["rejected_ids"], strict=True)
+            texts = {row: " ⟷ ".join(map(self._decode, ids)) for (row,), ids in zip(self.numbers, both, strict=True)}
         else:
-            log_q = _likely_right(score)
+            middle, low = np.quantile(score, [0.5, 0.1587])
+            odds = (score - middle) / max(middle - low, 1e-9) - EVEN
+            log_q = -np.logaddexp(0, np.stack([odds, -odds], 1))
+            texts = {row: self._decode(ids) for row, (ids, _) in self._texts().items()}
         turned = np.arange(len(score)) % 2  # the noise model expects both classes
         verdict = judge(np.where(turned[:, None] == 1, log_q[:, ::-1], log_q), turned, simpler=np.inf)
-        decode = getattr(self.trainer.processing_class, "decode", str)
-        texts = {row: decode(ids) for row, (ids, _) in self._texts().items()} if self.task == "text" else {}
-        if not texts:
-            both = zip(*(self.trainer.train_dataset[name] for name in ("chosen_ids", "rejected_ids")), strict=True)
-            texts = {some[0]: " ⟷ ".join(map(decode, ids)) for some, ids in zip(self.numbers, both, strict=True)}
-        shown = np.array([texts[row] for row in table["index"]], dtype=object)
-        index, zeros = table["index"].to_numpy(), np.zeros(len(table), np.int64)
+        shown = np.array([texts[row] for row in index.tolist()], dtype=object)
         data = Dataset(shown, zeros, ("keep", "drop"), index=index, raw=shown, source=Source(kind="text", title=title))
         return build_audit(data.source, Findings(
             classes=("keep", "drop"), index=index, given=zeros, suggested=zeros + 1, log_odds=verdict.log_odds, p_error=verdict.p_error,
@@ -434,12 +398,3 @@ def _spans(beyond: NDArray[Any]) -> list[tuple[int, int]]:
     high = np.concatenate([[False], np.nan_to_num(beyond, nan=-1.0) >= SPAN, [False]])
     edges = np.flatnonzero(high[1:] != high[:-1]).reshape(-1, 2).tolist()
     return [(a, b) for a, b in sorted(edges, key=lambda span: -np.sum(beyond[slice(*span)]))[:3]]
-
-
-def _likely_right(score: Floats) -> Floats:
-    """(N, 2) log probabilities that rows are right and wrong, by how far the score is above the median in units of its usual spread below."""
-    middle, low = np.quantile(score, [0.5, 0.1587])
-    odds = (score - middle) / max(
-        middle - low, 1e-9
-    ) - 3.0  # three deviations of the lower half above the median are even odds
-    return -np.logaddexp(0, np.stack([odds, -odds], 1))
