@@ -76,7 +76,7 @@ def pandalm_annotator(seed: int, data_dir: Path) -> Drawn:
     return frame, votes[:, seed % 3] != majority(votes)
 
 
-def imdb_flips(share: float, size: int = 1500) -> Callable[[int, Path], Drawn]:
+def imdb_flips(share: float, size: int = 600) -> Callable[[int, Path], Drawn]:
     def draw(seed: int, data_dir: Path) -> Drawn:
         """A positive and a negative review of similar length each; the positive one is chosen."""
         lines = (data_dir / "imdb50k.tsv").read_text(encoding="utf-8").split("\n")

@@ -22,7 +22,10 @@ BLOCKS = [
 
 # What Lightning says of loaders as small as those of an example, and of its own use of torch; and TRL of transformers.
 @pytest.mark.filterwarnings(
-    "ignore:.*gradient_checkpointing", "ignore:.*treespec.*", "ignore:.*does not have many workers", "ignore:.*number of training batches"
+    "ignore:.*gradient_checkpointing",
+    "ignore:.*treespec.*",
+    "ignore:.*does not have many workers",
+    "ignore:.*number of training batches",
 )
 @pytest.mark.usefixtures("small_learners")
 @pytest.mark.parametrize("block", BLOCKS)

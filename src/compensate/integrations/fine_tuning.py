@@ -2,12 +2,12 @@ r"""Finds bad rows from a training that runs anyway: `watch` for the trainers of
 
 The log-probabilities that the trainer computes are added up for each token, pair or sample, before the step that learns from them:
 
-.. math:: \bar l_j = \frac1{n_j} \sum_t -\log p_j^{(t)}, \qquad
-          s_i = \frac1{|i|} \sum_{j \in i} (\bar l_j - m_{w_j})
+.. math:: r_j = \frac1{n_j} \sum_t \bigl( -\log p_j^{(t)} - m^{(t)} \bigr), \qquad
+          s_i = \frac1{|i|} \sum_{j \in i} (r_j - m_{w_j})
 
-where :math:`n_j` counts the visits :math:`t` of token :math:`j`. The score :math:`s_i` of a text is the mean loss of its tokens beyond
-:math:`m_w`, the usual loss of the token :math:`w` in all texts: rare words are hard to predict in right texts too. The score of a
-preference pair is its mean loss. Nothing else changes: the loss stays the same number.
+where :math:`n_j` counts the visits :math:`t` of token :math:`j`. :math:`m^{(t)}` is a running mean of the losses of the last batches: a row
+that comes early in an epoch meets a younger model. :math:`m_w` is the mean of :math:`r` over all places of the token :math:`w`: rare words are
+hard to predict in right texts too. The score of a preference pair is its :math:`r`. Nothing else changes: the loss stays the same number.
 
 With a ``method``, each token or pair is also compensated. A token is a choice between itself and all others, and a pair one between two
 responses (`compensate.methods.language`), so every method of the table that reads logits alone can be used.
@@ -15,6 +15,7 @@ responses (`compensate.methods.language`), so every method of the table that rea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -51,6 +52,7 @@ except ModuleNotFoundError:  # pragma: no cover
 ROW = "compensate_row"  # the column of row numbers, and the entry of a batch with the places of its tokens, pairs or samples
 FOLDER = "compensate"  # of the record in the output folder and in checkpoints
 SPAN = 1.0  # loss beyond the usual one, in nats, from which on a token belongs to a span: it is e times less likely than usual
+HORIZON = 64  # texts or pairs over which the running mean of losses reaches back: a few batches of usual sizes
 EVEN = 3.0  # deviations above the median at which a text is as likely wrong as right
 
 
@@ -107,8 +109,9 @@ class Watch(TrainerCallback):
             ]
         self.starts: Ints = np.concatenate([[0], np.cumsum(size)])
         """(N + 1,) the first place of each row."""
-        self.total = torch.zeros(len(self), int(trainer.model.config.num_labels) if self.task == "class" else 1)
-        self.visits = torch.zeros(len(self))
+        self.total = torch.zeros(len(self), int(trainer.model.config.num_labels) if self.task == "class" else 2)
+        """Sums over the visits: log-probabilities of all classes; or log p, and log p beyond the running mean."""
+        self.visits, self.recent = torch.zeros(len(self)), torch.zeros(2)
         self.criterion = None if method is None else self._criterion(method, settings)
         self._attach(rows)
 
@@ -244,9 +247,13 @@ class Watch(TrainerCallback):
         with torch.no_grad():
             logp = logits.float().log_softmax(-1)
             kept = (places >= 0) & (target != -100)
-            values = logp[kept] if self.task == "class" else logp[..., 0][kept][:, None]
+            values = (logp[kept] if self.task == "class" else logp[..., 0][kept][:, None]).to(self.total.device)
+            if self.task != "class":
+                now = torch.tensor([float(values.sum()), len(values)])
+                self.recent = self.recent * math.exp(-len(places) / HORIZON) + now
+                values = torch.cat([values, values - self.recent[0] / self.recent[1].clamp(min=1)], 1)
             here = places[kept].to(self.total.device)
-            self.total.index_add_(0, here, values.to(self.total.device))
+            self.total.index_add_(0, here, values)
             self.visits.index_add_(0, here, torch.ones(len(here), device=self.visits.device))
         if self.criterion is None:
             return loss
@@ -281,6 +288,7 @@ class Watch(TrainerCallback):
         if stored is None:
             raise InputError(f"{folder} has no record; resume from a checkpoint of a watched training, or train again.")
         main = not dist.is_initialized() or dist.get_rank() == 0
+        self.recent = stored["recent"]
         for own, name in ((self.total, "total"), (self.visits, "visits")):
             own.copy_(stored[name] if main else torch.zeros_like(own))
         if self.criterion is not None:
@@ -296,7 +304,9 @@ class Watch(TrainerCallback):
         if args.should_save:
             state_dict = {} if self.criterion is None else {"criterion": self.criterion.state_dict()}
             folder = Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER)
-            checkpoint.save_checkpoint(folder, state.global_step, {"total": total, "visits": visits} | state_dict)
+            checkpoint.save_checkpoint(
+                folder, state.global_step, {"total": total, "visits": visits, "recent": self.recent} | state_dict
+            )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Sums the records of all processes, and writes the list of suspects and the review page to the output folder."""
@@ -310,9 +320,8 @@ class Watch(TrainerCallback):
 
     @property
     def losses(self) -> Floats:
-        """(M,) the mean loss of each token or pair; NaN where it was not visited."""
-        mean = self.total[:, 0] / self.visits
-        return -mean.double().numpy()
+        """(M, 2) the mean loss of each token or pair, plain and beyond the running mean; NaN where it was not visited."""
+        return -(self.total / self.visits[:, None]).double().numpy()
 
     def _texts(self) -> dict[int, tuple[Any, NDArray[Any]]]:
         """By row, its tokens and the loss of each beyond the usual one, NaN where it was not learned."""
@@ -321,7 +330,7 @@ class Watch(TrainerCallback):
         for numbers, sizes, ids in held:
             ends = pairwise(np.cumsum([0, *sizes]))
             tokens |= {row: ids[a:b] for row, (a, b) in zip(numbers, ends, strict=True) if row >= 0}
-        losses, flat = self.losses, np.zeros(len(self), np.int64)
+        losses, flat = self.losses[:, 1], np.zeros(len(self), np.int64)
         for row, ids in tokens.items():
             flat[self.starts[row] : self.starts[row + 1]] = ids
         seen = np.isfinite(losses)
@@ -338,12 +347,9 @@ class Watch(TrainerCallback):
         for row, (a, b) in enumerate(pairwise(self.starts.tolist())):
             if not self.visits[a:b].any():
                 continue
-            beyond = texts[row][1] if texts else losses[a:b]
-            values: dict[str, Any] = {
-                "index": row,
-                "score": float(np.nanmean(beyond)),
-                "loss": float(np.nanmean(losses[a:b])),
-            }
+            beyond = texts[row][1] if texts else losses[a:b, 1]
+            values: dict[str, Any] = {"index": row, "score": float(np.nanmean(beyond))}
+            values["loss"] = float(np.nanmean(losses[a:b, 0]))
             values["visits"] = float(self.visits[a:b].max())
             if texts:
                 spans = _spans(beyond)
@@ -370,7 +376,8 @@ class Watch(TrainerCallback):
         table = self.suspects().sort_values("index", ignore_index=True)
         index, score, zeros = table["index"].to_numpy(), table["score"].to_numpy(), np.zeros(len(table), np.int64)
         if self.task == "preference":
-            log_q = np.stack([-score, np.log(-np.expm1(-np.maximum(score, 1e-9)))], 1)
+            loss = np.maximum(table["loss"].to_numpy(), 1e-9)
+            log_q = np.stack([-loss, np.log(-np.expm1(-loss))], 1)
             both = zip(rows["chosen_ids"], rows["rejected_ids"], strict=True)
             texts = {row: " ⟷ ".join(map(self._decode, ids)) for (row,), ids in zip(self.numbers, both, strict=True)}
         else:
