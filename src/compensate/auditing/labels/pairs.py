@@ -11,6 +11,7 @@ suggestion; a swap and a tie can be chosen instead.
 
 from __future__ import annotations
 
+import io
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -360,16 +361,14 @@ class Changed(NamedTuple):
 def new_preferences(frame: pd.DataFrame, columns: PairColumns, given: Ints, new: Mapping[int, str]) -> dict[int, str]:
     """The new cells of the preference column by row, written as other rows write them."""
     if len(columns.preferences) > 1:
-        raise InputError(
-            "the file holds votes of several annotators, which a decision cannot change; drop such pairs instead."
-        )
+        raise InputError("the votes of several annotators cannot be changed by a decision; drop such pairs instead.")
     cells = [label_name(cell) for cell in frame[columns.preferences[0]]]
     written = {"tie": "0" if any(cell.isdigit() for cell in cells) else "tie"}
     written |= {ANSWERS[answer]: cell for answer, cell in zip(given.tolist(), cells, strict=True) if answer >= 0}
     odd = [answer for answer in new.values() if answer not in written]
     if odd:
         raise InputError(
-            f'no row says how "{columns.preferences[0]}" is written if the {odd[0]} response is better; drop such pairs instead.'
+            f'no row of "{columns.preferences[0]}" prefers the {odd[0]} response; drop such pairs instead.'
         )
     return {row: written[answer] for row, answer in new.items()}
 
@@ -402,34 +401,28 @@ def write_pairs(
     elif kind in (*tables.TEXTS, *tables.LINES):
         editor = TextEditor(data, reading.encoding, reading.delimiter)
         frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
-        spans = [editor.spans(frame, name) for name in (columns.first, columns.second)]
+        spans: list[Any] = [editor.spans(frame, name) for name in (columns.first, columns.second)]
+        if any(None in some for some in spans):
+            raise InputError(f"a row of {data} lacks a response; add it first, or remove the row.")
         for row in changed.turned:
             one, two = (span[row] for span in spans)
-            if one is None or two is None:
-                raise InputError(f"row {row} of {data} lacks a response; drop it instead.")
             editor.replace(one, editor.text[slice(*two)])
             editor.replace(two, editor.text[slice(*one)])
         if changed.preferences:
             editor.replace_labels(frame, columns.preferences[0], changed.preferences)
-        starts = [*row_starts(editor, frame), len(editor.text)]
+        starts = [*row_starts(editor, frame, spans[0]), len(editor.text)] if changed.dropped else []
         for row in changed.dropped:
             editor.replace((starts[row], starts[row + 1]), "")
         editor.write(out)
     else:
-        raise InputError(
-            f"corrected pairs are written as CSV, TSV, JSONL, Parquet or a saved data set, and not into {data}."
-        )
+        raise InputError(f"pairs are written as CSV, TSV, JSONL, Parquet or a saved data set, and not into {data}.")
 
 
-def row_starts(editor: TextEditor, frame: pd.DataFrame) -> list[int]:
-    """Where each row of a text file begins."""
-    if not editor.lines:
-        return [span[0] for span in editor.spans(frame, str(frame.columns[0])) if span is not None]
-    starts, at = [], 0
-    for line in editor.text.split("\n"):
-        starts += [at] if line.strip(" \t\r") else []
-        at += len(line) + 1
-    return starts
+def row_starts(editor: TextEditor, frame: pd.DataFrame, spans: Sequence[Any]) -> list[int]:
+    """Where each row of a text file begins; `spans` are those of a column."""
+    if editor.lines:
+        return [editor.text.rfind("\n", 0, span[0]) + 1 for span in spans]
+    return [span[0] for span in editor.spans(frame, str(frame.columns[0])) if span is not None]
 
 
 def edited(table: Any, columns: PairColumns, changed: Changed) -> Any:
@@ -453,8 +446,6 @@ def edited(table: Any, columns: PairColumns, changed: Changed) -> Any:
 
 def packed(table: Any, parquet: Any) -> bytes:
     """The bytes of a Parquet file."""
-    import io
-
     file = io.BytesIO()
     parquet.write_table(table, file)
     return file.getvalue()
