@@ -1,6 +1,6 @@
 """Detection of wrong preferences in pairs, compared with response length, the Bradley-Terry loss and cleanlab.
 
-    python -m benchmarks.pairs --data-dir DATA [--sets pandalm-10,...] [--seeds 0,1,2]
+    python -m benchmarks.pairs --data-dir DATA [--sets pandalm-10,...] [--seeds 0,1,2] [--quick]
 
 Average precision of planted flips (pairs of PandaLM without ties, and of IMDB reviews), and of single annotators of PandaLM against the
 majority of three. Response length ranks pairs by how much longer the rejected response is. The Bradley-Terry loss is that of a logistic
@@ -169,11 +169,16 @@ def measured(frame: pd.DataFrame, wrong: NDArray[np.bool_], seed: int) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--quick", action="store_true", help="one set and seed, nothing stored")
     asked = parser.parse_args()
+    if asked.quick:
+        frame, wrong = SETS["pandalm-20"](0, asked.data_dir)
+        print(measured(frame[:200], wrong[:200], 0))
+        return
     stored = (
         json.loads(asked.out.read_text())
         if asked.out.is_file()

@@ -125,6 +125,22 @@ def test_a_preference_that_means_nothing_is_named() -> None:
         answers_of(["1", "maybe"], "preference", columns, "t")
 
 
+def test_preferences_of_zero_and_one_for_responses_one_and_two_are_asked_about() -> None:
+    columns = pair_columns(["response1", "response2", "preference"])
+    assert columns is not None
+    with pytest.raises(InputError, match="may mean two things"):
+        answers_of([0, 1, 1], "preference", columns, "t")
+
+
+def test_sentence_pairs_and_numbers_are_no_preference_pairs() -> None:
+    assert pair_columns(["text1", "text2", "label"]) is None
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"response1": rng.normal(size=60), "response2": rng.normal(size=60), "winner": ["a", "b"] * 30}
+    )
+    assert audit(frame, encoder="none").label_kind is not Pairs
+
+
 def test_messages_that_both_conversations_share_are_the_prompt() -> None:
     user = {"role": "user", "content": "Hi"}
     cells = [[user, {"role": "assistant", "content": text}] for text in ("Hello!", "Go away.")]

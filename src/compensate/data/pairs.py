@@ -25,8 +25,8 @@ ANSWERS = ("first", "second", "tie", "drop")
 """The labels: which response is better, none, or neither of use. The first of a file with the columns chosen and rejected is the chosen one."""
 
 CHOSEN = (("chosen", "rejected"), ("preferred", "dispreferred"), ("accepted", "rejected"), ("better", "worse"))
-_RESPONSE = re.compile(r"(?:model_?)?(response|answer|output|completion|reply|summary|generation|text)[ _-]?([012ab])")
-_PREFERENCE = re.compile(r"preference|preferred|winner|choice|better|label|overall_preference|human_preference")
+_RESPONSE = re.compile(r"(?:model_?)?(response|answer|output|completion|reply|summary|generation)[ _-]?([012ab])")
+_PREFERENCE = re.compile(r"preference|preferred|winner|choice|better|overall_preference|human_preference")
 _ANNOTATOR = re.compile(r"(?:annotator|rater|judge|worker|vote)[ _-]?\d+")
 PROMPTS = ("system", "prompt", "instruction", "question", "query", "post", "context", "input")
 TIES = ("tie", "equal", "draw", "same", "both", "neither")
@@ -151,6 +151,12 @@ def pairs_of_frame(frame: pd.DataFrame, columns: PairColumns, where: str) -> tup
     return Dataset(pairs, target, ANSWERS, raw=frame, rows=len(frame), source=source), votes
 
 
+def are_texts(frame: pd.DataFrame, columns: PairColumns) -> bool:
+    """Whether most of the first responses have letters: columns with such names may hold numbers."""
+    cells = [cell for name in columns[1:3] for cell in frame[name].head(50)]
+    return sum(any(map(str.isalpha, " ".join(messages(cell)))) for cell in cells) > len(cells) / 2
+
+
 def messages(cell: Any) -> list[str]:
     """The texts of a cell: itself, or the messages of a conversation.
 
@@ -175,6 +181,10 @@ def answers_of(cells: Sequence[Any], name: str, columns: PairColumns, where: str
     ends = [re.split(r"[ _-]", str(c).strip().lower())[-1][-1:] for c in (columns.first, columns.second)]
     if not any(text[-1:] in ends for text in texts) or (ends == ["a", "b"] and "2" in texts):
         ends = ["1", "2"]
+    if ends == ["1", "2"] and {"0", "1"} <= {*texts} <= {"0", "1", ""}:
+        raise InputError(
+            f'{where}: "{name}" says 0 and 1, which may mean two things; write 1 or 2 for the better response, 0 for a tie.'
+        )
     found = np.full(len(texts), UNLABELED)
     for row, text in enumerate(texts):
         if text.startswith(TIES) or (text in ("0", "3") and text not in ends):

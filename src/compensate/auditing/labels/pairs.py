@@ -51,6 +51,7 @@ from compensate.data.pairs import (
     Pair,
     PairColumns,
     Votes,
+    are_texts,
     pair_columns,
     pairs_of_frame,
     read_pairs,
@@ -180,12 +181,14 @@ class Pairs(LabelKind):
         columns = None if labels is not None else pair_columns(table_names(data))
         if columns is None or label not in (None, *columns.preferences):
             return other(data, labels, options)
+        frame = read_pairs(data, options.get("encoding") or "utf-8", options.get("delimiter"))
+        if not are_texts(frame, columns):
+            return other(data, labels, options)
         where = str(data) if isinstance(data, (str, Path)) else "the data"
         known = ("label", "encoding", "delimiter")
         odd = [name for name, value in options.items() if value is not None and name not in known]
         if odd:
             raise InputError(f"{odd[0]} is not an option for preference pairs ({where}); leave it out.")
-        frame = read_pairs(data, options.get("encoding") or "utf-8", options.get("delimiter"))
         found, votes = pairs_of_frame(frame, columns, where)
         return replace(found, parts=cls(columns, votes))
 
