@@ -87,8 +87,14 @@ def imdb_flips(share: float, size: int = 600) -> Callable[[int, Path], Drawn]:
         for label in sorted(reviews["label"].unique(), reverse=True):
             texts = reviews["text"][reviews["label"] == label].to_numpy(object)
             sides.append(sorted(texts[rng.permutation(len(texts))[:size]], key=len))
-        frame = pd.DataFrame({"prompt": "a favorable review", "chosen": sides[0], "rejected": sides[1]})
-        return planted(frame.iloc[rng.permutation(size)].reset_index(drop=True), share, seed)
+        # Equal ranks would tell the classes apart by the sign of the difference in length: partners are drawn within 15 %.
+        pairs, free = [], list(sides[1])
+        for k in rng.permutation(size).tolist():
+            near = [i for i, text in enumerate(free) if abs(len(text) / len(sides[0][k]) - 1) < 0.15]
+            if near:
+                pairs.append((sides[0][k], free.pop(int(rng.choice(near)))))
+        frame = pd.DataFrame(pairs, columns=["chosen", "rejected"]).assign(prompt="a favorable review")
+        return planted(frame, share, seed)
 
     return draw
 
