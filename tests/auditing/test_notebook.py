@@ -18,7 +18,7 @@ from compensate.auditing.api import audit
 from compensate.extras import escape
 from compensate.training.comparison import Comparison, Row
 
-NOTEBOOK = Path(__file__).parents[2] / "examples" / "audit.ipynb"
+NOTEBOOKS = Path(__file__).parents[2] / "examples"
 
 
 class Tags(HTMLParser):
@@ -126,15 +126,33 @@ def run_cell(source: str, namespace: dict[str, Any]) -> Any:
 @pytest.mark.slow
 def test_the_example_notebook_runs_and_its_claims_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    book = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    assert (book["nbformat"], book["metadata"]["kernelspec"]["name"]) == (4, "python3")
-    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] for cell in cells), "outputs are not stored"
-    namespace: dict[str, Any] = {}
-    shown = [run_cell("".join(cell["source"]), namespace) for cell in cells]
+    shown = run_notebook("audit.ipynb")
     assert "of labels look wrong" in shown[1]._repr_html_()
     precision, recall = shown[2]
     assert precision > 0.9
     assert recall > 0.9
     assert shown[4] > 100
     assert "S(f(x_i) + du_i)" in shown[5]._repr_html_()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_the_notebook_on_fine_tuning_runs_and_its_claims_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl", reason="TRL is not installed; the extra test has it")
+    monkeypatch.chdir(tmp_path)
+    shown = run_notebook("fine_tuning.ipynb")
+    assert "of labels look wrong" in shown[1]._repr_html_()
+    precision, recall = shown[2]
+    assert min(precision, recall) > 0.9
+    assert sum(shown[3]) == 200
+    assert shown[-1] > 0.6
+
+
+def run_notebook(name: str) -> list[Any]:
+    """What the cells of an example show."""
+    book = json.loads((NOTEBOOKS / name).read_text(encoding="utf-8"))
+    assert (book["nbformat"], book["metadata"]["kernelspec"]["name"]) == (4, "python3")
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] for cell in cells), "outputs are not stored"
+    namespace: dict[str, Any] = {}
+    return [run_cell("".join(cell["source"]), namespace) for cell in cells]

@@ -149,6 +149,7 @@ KINDS = [
             ("joined", "t.csv", {}), ("joined", "t.parquet", {}), ("lists", "t.jsonl", {}), ("columns", "t.csv", COLUMNS),
         )
     ),
+    *(Kind(f"pairs, {name}", round_trip.table(round_trip.pairs, name)) for name in ("t.csv", "t.parquet", "parts")),
     Kind("tags, t.conll", round_trip.write_conll),
     Kind("tags, t.jsonl", round_trip.write_token_lists),
     Kind("regions, masks", round_trip.write_masks),

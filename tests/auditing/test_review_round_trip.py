@@ -190,6 +190,36 @@ def vote_rows(*, alone: bool = False) -> pd.DataFrame:
     return long.drop(columns=["size", "weight"]) if alone else long
 
 
+# --- preference pairs -----------------------------------------------------------------------------------------------
+
+
+def pairs(form: str = "chosen") -> pd.DataFrame:
+    """A response with good words and one with bad words each; a few preferences are wrong."""
+    rng = np.random.default_rng(0)
+    good, bad = ["superb", "lovely", "charming", "fine"], ["dull", "awful", "boring", "weak"]
+    sides = [
+        [f"a {' '.join(rng.choice(words, 3))} film,\nnumber {rng.integers(40)}" for _ in range(ROWS)]
+        for words in (good, bad)
+    ]
+    turned = np.isin(np.arange(ROWS), WRONG)
+    first = turned if form == "chosen" else rng.random(ROWS) < 0.5  # where the bad response comes first
+    one, two = (np.where(first, sides[1 - k], sides[k]) for k in (0, 1))
+    frame = pd.DataFrame({"prompt": [f"say {k}" for k in range(ROWS)], "x1": one, "x2": two})
+    if form == "chosen":
+        return frame.rename(columns={"x1": "chosen", "x2": "rejected"})
+    frame = frame.rename(columns={"x1": "response1", "x2": "response2"})
+    return frame.assign(preference=np.where(first ^ turned, 2, 1))
+
+
+def preferences_in(path: Path) -> Labels:
+    """The preference of each pair, by the number in its prompt; pairs that are not there were dropped."""
+    frame = read_table(path)
+    said = ["1"] * len(frame) if "chosen" in frame else [str(cell) for cell in frame["preference"]]
+    found = dict.fromkeys(range(ROWS), "drop")
+    rows = [int(prompt.split()[1]) for prompt in frame["prompt"]]
+    return found | {row: {"1": "first", "2": "second"}[one] for row, one in zip(rows, said, strict=True)}
+
+
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
@@ -375,6 +405,14 @@ CASES = [
     tag_case("t.jsonl", write_token_lists),
     mask_case("gray masks", "L"),
     mask_case("masks with a palette", "P"),
+    *(
+        Case(f"pairs, {name}", table(pairs, name), preferences_in)
+        for name in ("t.csv", "t.tsv", "t.jsonl", "t.parquet", "parts", "saved")
+    ),
+    *(
+        Case(f"pairs with preferences, {name}", table(lambda: pairs("preference"), name), preferences_in)
+        for name in ("t.csv", "t.jsonl", "t.parquet")
+    ),
     *(vote_case("a column each", name, votes, *WIDE) for name in ("t.csv", "t.jsonl", "t.parquet")),
     vote_case("a row each", "t.csv", vote_rows, *LONG),
     vote_case("votes alone", "t.csv", lambda: vote_rows(alone=True), *LONG),
@@ -509,9 +547,16 @@ def assert_only_labels_differ(before: Path, after: Path, most: int) -> None:
         if before.suffix == ".gz":
             old, new = gzip.decompress(old), gzip.decompress(new)
         old, new = old.split(b"\n"), new.split(b"\n")
+        if len(old) > len(new):  # pairs were dropped
+            first = next((k for k, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), len(new))
+            assert old[:first] + old[first + len(old) - len(new) :] == new
+            return
         assert 1 <= sum(a != b for a, b in zip(old, new, strict=True)) <= most
     elif after.is_file() or list(after.glob("*.parquet")):
         old, new = read_table(before), read_table(after)
+        if len(old) > len(new):
+            pd.testing.assert_frame_equal(old[old["prompt"].isin(new["prompt"])].reset_index(drop=True), new)
+            return
         labels = [name for name in old if not old[name].equals(new[name])]
         assert len(labels) == 1
         assert old.dtypes.equals(new.dtypes)

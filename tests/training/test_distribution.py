@@ -106,9 +106,9 @@ def test_copies_of_a_criterion_that_diverge_are_told_once(way, tmp_path):
 REFUSED = {
     "meta_weight", "reweight", "meta_logit_adjustment", "meta_label", "meta_logit", "balanced_arcface", "causal_logit",
     "metasaug", "meta_loss", "category_logit", "gated_category", "universal_at", "classwise_universal_at",
-    "mixed_universal_at", "dac", "isda", "deep_self_learning", "d2l", "lpl", "lpg",
+    "mixed_universal_at", "dac", "isda", "deep_self_learning", "d2l", "lpl", "lpg", "dr_dpo",
 }  # fmt: skip
-RANDOM = {"pgd_at", "semantics_preserving_at", "augmix"}
+RANDOM = {"pgd_at", "semantics_preserving_at", "augmix", "neftune"}
 """They draw random numbers for each sample, and each process draws its own."""
 
 

@@ -186,7 +186,7 @@ def audit(
     place: Any = nullcontext(LOCAL) if backend == "local" else closing(Cluster())
     with place as run:
         how = replace(how, run=run)
-        judging = Judging(partial(_audit_classes, how=how), how.features, encoder, seed, progress, run)
+        judging = Judging(partial(_audit_classes, how=how), how.features, Judge, encoder, seed, progress, run)
         return build_audit(source.source, kind.audit(source, judging), type(kind))
 
 

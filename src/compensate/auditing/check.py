@@ -159,11 +159,14 @@ def check(
             known = (digest_text(digest), name) in decided or any(given[place] == name for place in audited[digest])
             places[row] = _KNOWN if known else audited[digest][0] if audit.probabilities is not None else _NEW
     new, relabeled = np.flatnonzero(places == _NEW), np.flatnonzero(places >= 0)
-    log_q = np.full((len(data), len(audit.classes)), -np.log(len(audit.classes)))
+    classes = len(scorer.noise.directions)  # classes of the models; a label can say more, such as to drop a pair
+    log_q = np.full((len(data), classes), -np.log(classes))
     if len(new):
         log_q[new] = scorer.predict(data.subset(new))
     if audit.probabilities is not None:
-        log_q[relabeled] = np.log(np.maximum(audit.probabilities[places[relabeled]].astype(np.float64), 1e-12))
+        log_q[relabeled] = np.log(
+            np.maximum(audit.probabilities[places[relabeled], :classes].astype(np.float64), 1e-12)
+        )
     p, _, suggested = _judged(scorer, log_q, data, cells)
     p[(places == _KNOWN) | (places == _NO_LABEL)] = np.nan
     wrong = np.flatnonzero(np.nan_to_num(p, nan=-1.0) >= (audit.threshold if at_least is None else at_least))
@@ -227,6 +230,11 @@ def _rows(
             raise InputError(f"there is no file or folder {path}; check the path.")
         if path.is_file() and is_table(path):
             new, where = read_frame(path, **reading), str(path)
+    if audit.addresses:
+        found = read(new if where == "the data frame" else where, labels, features, options | reading)
+        digests = found.source.row_digests
+        digests = np.zeros(len(found), np.uint64) if digests is None else digests[found.index]
+        return found, [found.classes[c] if c != UNLABELED else "" for c in found.target.tolist()], digests
     data, digests = None, None
     if not isinstance(new, pd.DataFrame):
         data = read(new, labels, features, options)

@@ -28,8 +28,8 @@ from compensate.files import checksum
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
 
-KINDS = ("image", "text", "table", "embedding", "regression")
-"""Kinds of samples; `regression` stands for quantities, whatever the samples are."""
+KINDS = ("image", "text", "table", "embedding", "regression", "pair")
+"""Kinds of samples; `regression` stands for quantities, whatever the samples are, and `pair` for two texts that are compared."""
 
 MAX_ITEMS = 5000  # suspects on the review page; the others are in suspects.csv
 LOSSLESS = 64  # images up to this size are stored as PNG, larger ones as JPEG
@@ -49,6 +49,9 @@ class Content:
     marked: int | tuple[int, int] | None = None  # the judged chip; or the first judged word and the one after the last
     tokens: tuple[tuple[str, str], ...] = ()  # the words of a sentence with their tags; they replace the text
     votes: tuple[tuple[str, str], ...] = ()  # annotators and the label that each gave
+    sides: tuple[
+        tuple[str, str], ...
+    ] = ()  # names and texts that are shown side by side, with their differences marked
 
 
 def thumbnail(image: NDArray[Any], largest: int = 160) -> bytes:

@@ -48,6 +48,12 @@ KINDS: dict[str, IssueKind] = {
         "The names differ only in case, spacing or one letter. If both mean the same, write all labels alike."),
     "test_duplicate": IssueKind("row that is in the test set too", "rows that are in the test set too", "similarity to the row of the test set, 1 if equal",
         "A model has seen these rows of the test set in training, so that its test result is too good. Remove them from one of the two."),
+    "contradicting_response": IssueKind("response that is better and worse", "responses that are better and worse", "1",
+        "The better response of this pair is the worse one of another pair with the same prompt. That may be right; if the other responses are "
+        "equal too, one of the two preferences is wrong."),
+    "identical_responses": IssueKind("pair of equal responses", "pairs of equal responses", "1", "Equal responses teach nothing: remove the pair."),
+    "duplicate_prompt": IssueKind("repeated prompt", "repeated prompts", "rows with this prompt",
+        "Keep pairs with the same prompt in the same split, or a model is tested on prompts that it has seen."),
     "duplicate": IssueKind("duplicate", "duplicates", "similarity to the other row, 1 if equal",
         "Keep one of each group, or be sure that a split never parts a group."),
     "leaking_column": IssueKind("column that tells the label", "columns that tell the label",
@@ -99,6 +105,11 @@ def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
         number = f"row {int(rows.index[i])}"
         return number if rows.ids is None or not len(rows.ids) else f"{rows.ids[i]} ({number})"
 
+    own = None if data.parts is None else data.parts.issues(data)
+    if own is not None:
+        for finding in own:
+            add(*finding)
+        return _table(found)
     # Duplicates and outliers share the nearest rows, whose search takes most of the time.
     dense = isinstance(audit.vectors, np.ndarray)
     near = nearest_rows(np.ascontiguousarray(audit.vectors, dtype=np.float32), NEIGHBORS) if dense else None
@@ -128,6 +139,11 @@ def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
         findings += column_issues(data, missing, np.asarray(audit.given), len(audit.classes))
     for finding in findings:
         add(*finding)
+    return _table(found)
+
+
+def _table(found: list[dict[str, Any]]) -> pd.DataFrame:
+    """The table of issues, sorted."""
     rank, sign = list(KINDS).index, {"rare_class": 1}
     found.sort(key=lambda one: (rank(one["issue"]), sign.get(one["issue"], -1) * one["score"], one["index"] or 0))
     table = pd.DataFrame(found, columns=list(COLUMNS))

@@ -207,7 +207,7 @@ def run_audit(
         else:
             audit = judge(data, run_folder=stages if keeps_stages else None, **request.settings, **decisions)
             # Issues concern whole samples, and all samples have to be in memory.
-            if request.only is None and is_main_process() and not audit.addresses and audit.listed is None:
+            if request.only is None and is_main_process() and audit.by_row and audit.listed is None:
                 test = None if request.test is None else read(request.test, None, None, request.options)
                 audit = replace(audit, found_issues=find_issues(audit, test))
     if request.flag_precision is not None or request.budget is not None:

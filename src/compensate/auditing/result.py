@@ -52,7 +52,7 @@ class Audit(Findings):
     found_issues: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
-        if self.row_digests is None and not self.addresses and self.source.row_digests is not None:
+        if self.row_digests is None and self.by_row and self.source.row_digests is not None:
             object.__setattr__(self, "row_digests", self.source.row_digests[self.index])
 
     @property
@@ -143,6 +143,11 @@ class Audit(Findings):
     def rows(self) -> Ints:
         """(N,) the 0-based row of the source that each label belongs to: a sentence of tagged tokens, an image of masks."""
         return np.array([address.row for address in self.addresses], np.int64) if self.addresses else self.index
+
+    @property
+    def by_row(self) -> bool:
+        """Whether each label belongs to a whole row of the source, whose number is its index."""
+        return all(address.part is None for address in self.addresses)
 
     def position(self, labels: Any) -> Any:
         """The positions in `data` of the samples that these labels belong to."""
@@ -239,12 +244,20 @@ class Audit(Findings):
         """Writes the review page; `data` shows the samples of an audit that was loaded from disk."""
         return write_page(page_of(self if data is None else replace(self, data=data)), path)
 
-    def accepted(self, at_least: float = 0.5) -> tuple[Correction, ...]:
-        """Corrections that accept every suggestion with at least this probability of error, without review."""
+    def accepted(self, at_least: float = 0.5, *, relabel: bool = False) -> tuple[Correction, ...]:
+        """Corrections that accept every suggestion with at least this probability of error, without review.
+
+        Pairs are dropped; with `relabel`, they get the likeliest other label instead.
+        """
         if not 0 <= at_least <= 1:
             raise InputError(f"{at_least:g} is not a probability; give a number from 0 to 1, for example 0.9.")
         chosen = np.flatnonzero(self.p_error >= at_least)
-        given, suggested = self.names(self.given[chosen]), self.names(self.suggested[chosen])
+        likeliest = self.suggested[chosen]
+        if relabel and self.probabilities is not None:
+            p = self.probabilities[chosen].copy()
+            p[np.arange(len(p)), self.given[chosen]] = -1
+            likeliest = p.argmax(1)
+        given, suggested = self.names(self.given[chosen]), self.names(likeliest)
         if self.regression:  # as exact as the data, to be recognized there
             given = [repr(float(value)) for value in self.given[chosen]]
         return tuple(

@@ -30,6 +30,7 @@ def apply(
     accept: Annotated[float | None, o.option(
         "Apply every suggestion with at least this error probability, without review; decisions of the run come first."
     )] = None,
+    swap: Annotated[bool, o.option("With --accept: swap preference pairs instead of dropping them.", "--swap")] = False,
     out: Annotated[Path | None, o.option("Output file [default: NAME.fixed.SUFFIX].", "--out", "-o")] = None,
     label: o.Label = None,
     encoding: o.Encoding = None,
@@ -82,7 +83,7 @@ def apply(
         decided = run_decisions(run)
         said = f"{len(decided):,} decisions of {run}"
         if accept is not None:  # decisions of people take precedence over suggestions
-            sure, reviewed = found.accepted(accept), {c.index for c in decided}
+            sure, reviewed = found.accepted(accept, relabel=swap), {c.index for c in decided}
             p = found.p_error[found.p_error >= accept]
             expected = f", of which {p.mean():.0%} are expected to be wrong indeed" if len(p) else ""
             say(f"{len(sure):,} of {len(found):,} labels have a probability of error of {accept:g} or more{expected}")

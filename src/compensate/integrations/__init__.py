@@ -2,11 +2,12 @@
 
 Each module serves one library and is imported by its full name, for example
 ``from compensate.integrations.lightning import CompensationCallback``. A library is imported when it is first needed. All of them
-use the hooks and the index check of this module.
+use the hooks and the index check of this module. `watch` finds bad rows in the trainings of Hugging Face and TRL.
 """
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
@@ -26,7 +27,15 @@ from compensate.terms.meta import meta_step, networks
 from compensate.training.distributed import move
 from compensate.training.step import make_meta_optimizer
 
-__all__ = ["CriterionHooks", "IndexCheck"]
+__all__ = ["CriterionHooks", "IndexCheck", "watch"]
+
+
+def __getattr__(name: str) -> Any:
+    """`watch`, whose libraries are imported when it is first used."""
+    if name == "watch":
+        return importlib.import_module("compensate.integrations.fine_tuning").watch
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 UNSEEN = torch.iinfo(torch.int32).min
 """The label of a sample that has not been seen."""

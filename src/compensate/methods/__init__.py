@@ -8,6 +8,7 @@ from compensate.methods.feature import *
 from compensate.methods.gradient import *
 from compensate.methods.imbalance import *
 from compensate.methods.label import *
+from compensate.methods.language import *
 from compensate.methods.logit import *
 from compensate.methods.loss import *
 from compensate.methods.mixed import *

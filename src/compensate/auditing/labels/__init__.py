@@ -10,13 +10,14 @@ from functools import partial
 from typing import Any
 
 from compensate.auditing.labels.base import Classes, LabelKind, Reader, no_address
+from compensate.auditing.labels.pairs import Pairs
 from compensate.auditing.labels.quantity import Quantity
 from compensate.auditing.labels.regions import Masks
 from compensate.auditing.labels.sets import LabelColumns, LabelSets
 from compensate.auditing.labels.tags import TokenTags
 from compensate.data.dataset import Dataset
 
-KINDS: list[type[LabelKind]] = [Masks, TokenTags, LabelSets, LabelColumns, Quantity, Classes]
+KINDS: list[type[LabelKind]] = [Pairs, Masks, TokenTags, LabelSets, LabelColumns, Quantity, Classes]
 """All kinds. The first that recognizes some data reads and judges it."""
 
 

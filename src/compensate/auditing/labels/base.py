@@ -44,6 +44,7 @@ class Judging:
 
     judge_classes: Callable[[Dataset], Findings]  # judges data with one class a sample
     features: Callable[[Dataset], FeatureViews]
+    judge: Callable[..., Any]  # makes the judge of new samples from makers, learners, weights and noise model
     encoder: str | Path = "auto"
     seed: int = 0
     progress: Progress | None = None
@@ -92,6 +93,10 @@ class LabelKind:
     def show(self, content: Content, audit: Findings, row: int) -> Content:
         """The content of the page for an audited label, made from that of its sample."""
         return content
+
+    def issues(self, data: Dataset) -> list[tuple[str, int, float, str, int | None]] | None:
+        """Issues of this kind of label: kind, position, score, description and other row; None for the search in whole samples."""
+        return None
 
     @classmethod
     def address_columns(cls, addresses: Sequence[Address]) -> dict[str, list[Any]]:

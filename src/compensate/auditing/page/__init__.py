@@ -456,7 +456,7 @@ def payload(page: Mapping[str, Any]) -> dict[str, Any]:
     labels: defaultdict[str, int] = defaultdict(lambda: len(labels))
     names: defaultdict[str, int] = defaultdict(lambda: len(names))
     items, examples, pairs = page["items"], page["examples"], page["pairs"]
-    texts = sum((content.text is not None) + len(content.fields) for content in items["content"])
+    texts = sum((content.text is not None) + len(content.fields) + len(content.sides) for content in items["content"])
     limit = max(TEXT_LIMITS[0], min(TEXT_LIMITS[1], TEXT_BUDGET // max(texts, 1)))
     claims = unreliable(page["perClass"], *page["noise"][1:])
     back = {(given, suggested): count for given, suggested, count in pairs}
@@ -510,6 +510,7 @@ def _stored(content: Content, names: Mapping[str, int], limit: int) -> dict[str,
         "image": image,
         "text": None if content.text is None else cut(content.text),
         "fields": [[names[name], *cut(value)] for name, value in content.fields] or None,
+        "sides": [[names[name], *cut(value)] for name, value in content.sides] or None,
         "chips": [[names[name], int(given)] for name, given in content.chips] or None,
         "tokens": [[word, names[tag]] for word, tag in content.tokens] or None,
         "votes": [[names[who], names[label]] for who, label in content.votes] or None,

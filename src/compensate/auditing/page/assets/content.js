@@ -4,15 +4,15 @@ const FOLD = 700; // characters of a text before it is folded
 const FOLD_FIELD = 160;
 const MORE = 20000; // characters that one press on "more" adds: a megabyte at once would stall the page
 
-function folded(parts, fold) {
+function folded(parts, fold, draw = prose) {
   const [text, length = text.length] = parts;
-  if (text.length <= fold * 1.2 && length === text.length) return [prose(text)];
+  if (text.length <= fold * 1.2 && length === text.length) return [draw(text)];
   const shown = el("span");
   const more = el("button", { type: "button", class: "link more" });
   let upTo = fold;
   const show = () => {
     const whole = upTo >= text.length;
-    fill(shown, prose(whole ? text : text.slice(0, upTo).trimEnd() + " …"));
+    fill(shown, draw(whole ? text : text.slice(0, upTo).trimEnd() + " …"));
     if (whole && length > text.length) {
       more.replaceWith(el("span", { class: "muted" }, ` … and ${count(length - text.length)} more characters in the data`));
     } else if (whole) more.remove();
@@ -101,6 +101,29 @@ function tokenText(content) {
   return el("p", { class: "tokens" }, words);
 }
 
+// Two texts side by side; words that the other one lacks are marked.
+
+const WORDS = /[\p{L}\p{N}]+/gu;
+
+function sideBySide(content) {
+  const held = content.sides.map(([, text]) => new Set((text.toLowerCase().match(WORDS) || [])));
+  const sides = content.sides.map(([name, ...parts], k) => {
+    const draw = (text) => {
+      const node = el("span");
+      let last = 0;
+      for (const match of text.matchAll(WORDS)) {
+        if (held[1 - k].has(match[0].toLowerCase())) continue;
+        append(node, [prose(text.slice(last, match.index)), el("mark", { class: "differs" }, prose(match[0]))]);
+        last = match.index + match[0].length;
+      }
+      return append(node, [prose(text.slice(last))]);
+    };
+    const shown = parts[0] === "" ? nothing("This response is empty.") : folded(parts, FOLD, draw);
+    return el("section", { "aria-label": plainText(data.names[name], 40) }, el("h3", null, ["first: ", "second: "][k], label(data.names[name], 40)), el("div", { class: "side-text" }, shown));
+  });
+  return el("div", { class: "sides" }, sides);
+}
+
 function large(content, name) {
   const parts = [];
   if (content.chips) parts.push(chipList(content));
@@ -108,6 +131,7 @@ function large(content, name) {
   if (content.tokens) parts.push(tokenText(content));
   if (content.image) parts.push(picture(content, name, false));
   if (content.text) parts.push(el("div", { class: content.text[0].length <= 180 ? "text short" : "text" }, content.text[0] === "" ? nothing("The text is empty.") : folded(content.text, FOLD)));
+  if (content.sides) parts.push(sideBySide(content));
   if (content.fields) parts.push(fieldList(content.fields, FOLD_FIELD));
   if (parts.length === 0) {
     parts.push(
@@ -141,6 +165,7 @@ function nameOf(index, id, part = "") {
   const [form, first, ...rest] = part.split(" ");
   if (form === "label" || form === "column") return `row ${count(Number(first))} · ${plainText(rest.join(" "), 80)}`;
   if (form === "tokens") return `token ${count(Number(first))} · ${plainText(id, 80)}`;
+  if (form === "pair") return `row ${count(Number(first))}`;
   if (form === "region") return plainText(id, 80);
   return id === "" ? `row ${count(index)}` : `row ${count(index)} · ${plainText(id, 80)}`;
 }

@@ -22,7 +22,9 @@ const noun = regression ? "value" : "label";
 // the item most probably belongs to besides the given and the suggested one, which have keys already.
 const digitClasses = classes.length > 0 && classes.every((c) => /^[0-9]$/.test(labelOf(c)));
 const KEYS = 9;
-const fixedKeys = digitClasses ? classes.map((c) => [labelOf(c), c]) : classes.length <= KEYS ? classes.map((c, k) => [String(k + 1), c]) : null;
+const pairs = data.kind === "pair";
+const PAIR_KEYS = { first: "1", second: "2", tie: "T", drop: "D" };
+const fixedKeys = pairs ? classes.map((c) => [PAIR_KEYS[labelOf(c)], c]) : digitClasses ? classes.map((c) => [labelOf(c), c]) : classes.length <= KEYS ? classes.map((c, k) => [String(k + 1), c]) : null;
 const frequent = fixedKeys ? [] : byFrequency();
 
 function byFrequency() {

@@ -18,7 +18,10 @@ function helpDialog() {
   const rows = [
     [["A"], regression ? "accept the suggested value" : "accept the suggested label"],
     [["K"], regression ? "keep the given value" : "keep the given label"],
-    !regression && [digitClasses ? ["0", "–", "9"] : ["1", "–", "9"], "another class, as numbered under the item"],
+    pairs && [["D"], "drop the pair, which is the suggestion"],
+    pairs && [["W"], "swap: the other response is better"],
+    pairs && [["T"], "tie: neither is better"],
+    !regression && !pairs && [digitClasses ? ["0", "–", "9"] : ["1", "–", "9"], "another class, as numbered under the item"],
     [["O"], regression ? "type another value" : "find another class by name"],
     [["S"], "skip: decide later"],
     [["U"], "undo the last step"],

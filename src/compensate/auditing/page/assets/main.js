@@ -112,6 +112,7 @@ function onKey(event) {
   const acts = {
     a: () => current() !== null && choose(suggestedOf(current())),
     k: () => current() !== null && choose(givenOf(current())),
+    ...(pairs && { t: () => current() !== null && choose("tie"), d: () => current() !== null && choose("drop"), w: swap }),
     s: skip,
     u: undo,
     o: other,

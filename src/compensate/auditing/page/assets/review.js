@@ -158,6 +158,11 @@ function choose(chosen) {
   advance(`${done} ${spoken(chosen)}. `);
 }
 
+function swap() {
+  const i = current();
+  if (i !== null) choose(givenOf(i) === "first" ? "second" : "first");
+}
+
 function skip() {
   const i = current();
   if (i === null) return;

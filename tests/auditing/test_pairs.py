@@ -1,0 +1,324 @@
+"""Preference pairs: read in every form, judged without regard to their order, decided on, checked and written back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import test_review_round_trip as round_trip
+from test_review_round_trip import ROWS, WRONG, pairs
+
+from compensate.auditing.api import audit
+from compensate.auditing.check import check
+from compensate.auditing.decisions import Correction
+from compensate.auditing.labels.pairs import Differences, Pairs, antisymmetric
+from compensate.auditing.page import page_of, payload
+from compensate.auditing.result import Audit, apply_corrections
+from compensate.data.dataset import Dataset
+from compensate.data.pairs import Pair, answers_of, messages, pair_columns, pairs_of_frame
+from compensate.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def found() -> Audit:
+    return audit(pairs(), encoder="none")
+
+
+def test_wrong_preferences_are_found_and_dropping_them_is_suggested(found: Audit) -> None:
+    assert found.label_kind is Pairs
+    assert set(found.flagged["index"]) == set(WRONG)
+    assert (found.flagged["suggested"] == "drop").all()
+    assert (found.flagged["p second"] > 0.5).all()
+    assert found.noise_rate.low <= len(WRONG) / ROWS <= found.noise_rate.high
+    assert any("Length, form and overlap" in note for note in found.notes)
+
+
+def test_exchanging_all_responses_mirrors_the_answers() -> None:
+    frame = pairs("preference")
+    mirrored = frame.assign(
+        response1=frame["response2"], response2=frame["response1"], preference=3 - frame["preference"]
+    )
+    one, two = audit(frame, encoder="none"), audit(mirrored, encoder="none")
+    np.testing.assert_allclose(one.log_odds, two.log_odds, atol=2e-2)
+    np.testing.assert_allclose(one.probabilities[:, 0], two.probabilities[:, 1], atol=2e-3)
+
+
+def test_predictions_of_mirror_images_are_mirrored_exactly() -> None:
+    rng = np.random.default_rng(0)
+    p, q = (np.log(rng.dirichlet(np.ones(3), 8)).astype(np.float32) for _ in range(2))
+    here, there = antisymmetric(p, q), antisymmetric(q, p)
+    np.testing.assert_array_equal(here, there[:, [1, 0, 2]])
+
+
+def test_features_of_mirror_images_are_mirrored() -> None:
+    some = [Pair("a question about films", "A superb film. Really!", "dull\n1 2 3"), Pair("", "", "x")]
+    maker = Differences()
+    sample = np.empty(2, object), np.empty(2, object)
+    for k, pair in enumerate(some):
+        sample[0][k], sample[1][k] = pair, Pair(pair.prompt, pair.second, pair.first)
+    one, two = (maker.view(Dataset(x, np.zeros(2, np.int64), ("a",))).x for x in sample)
+    np.testing.assert_allclose(maker.mirrored(one), two, atol=1e-6)
+
+
+def test_an_encoder_adds_the_difference_of_embeddings_alone_and_with_the_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(0)
+    known: dict[str, Any] = {}
+
+    class Encoded:
+        name, license, source = "toy", "", ""
+
+        def __init__(self, texts: Any) -> None:
+            self.values = np.stack([known.setdefault(text, rng.normal(size=8)) for text in texts]).astype(np.float32)
+
+    monkeypatch.setattr("compensate.encoders.encode_data", lambda data, *_, **__: Encoded(data.x))
+    views = audit(pairs()).provenance.views
+    assert {name.split(":")[0] for name in views} == {"toy", "toy with prompt", "words", "length and overlap"}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["prompt", "chosen", "rejected"], (("prompt",), "chosen", "rejected", ())),
+        (["Chosen", "Rejected", "id"], ((), "Chosen", "Rejected", ())),
+        (["instruction", "input", "response1", "response2", "preference"], (("instruction", "input"), "response1", "response2", ("preference",))),
+        (["question", "answer_b", "answer_a", "winner"], (("question",), "answer_a", "answer_b", ("winner",))),
+        (["prompt", "output_0", "output_1", "annotator_1", "annotator_2"], (("prompt",), "output_0", "output_1", ("annotator_1", "annotator_2"))),
+        (["text", "label"], None),
+        (["response1", "response2"], None),
+        (["chosen", "label"], None),
+    ],
+)  # fmt: skip
+def test_columns_are_found_by_their_names(names: list[str], expected: Any) -> None:
+    assert pair_columns(names) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cells", "expected"),
+    [
+        ("response1", "response2", ["1", "2", "0", "", "tie"], [0, 1, 2, -1, 2]),
+        ("response_a", "response_b", ["A", "b", "response_b", "Tie", "model_a"], [0, 1, 1, 2, 0]),
+        ("answer_0", "answer_1", [0, 1, None], [0, 1, -1]),
+        ("response_a", "response_b", [1.0, 2.0, 0.0], [0, 1, 2]),
+    ],
+)
+def test_preferences_are_understood_as_they_are_written(
+    first: str, second: str, cells: list[Any], expected: list[int]
+) -> None:
+    columns = pair_columns(["prompt", first, second, "preference"])
+    assert columns is not None
+    assert answers_of(cells, "preference", columns, "t").tolist() == expected
+
+
+def test_a_preference_that_means_nothing_is_named() -> None:
+    columns = pair_columns(["prompt", "response1", "response2", "preference"])
+    assert columns is not None
+    with pytest.raises(InputError, match=r'row 1: the column "preference" says "maybe"; expected 1'):
+        answers_of(["1", "maybe"], "preference", columns, "t")
+
+
+def test_preferences_of_zero_and_one_for_responses_one_and_two_are_asked_about() -> None:
+    columns = pair_columns(["response1", "response2", "preference"])
+    assert columns is not None
+    with pytest.raises(InputError, match="may mean two things"):
+        answers_of([0, 1, 1], "preference", columns, "t")
+
+
+def test_sentence_pairs_and_numbers_are_no_preference_pairs() -> None:
+    assert pair_columns(["text1", "text2", "label"]) is None
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"response1": rng.normal(size=60), "response2": rng.normal(size=60), "winner": ["a", "b"] * 30}
+    )
+    assert audit(frame, encoder="none").label_kind is not Pairs
+
+
+def test_messages_that_both_conversations_share_are_the_prompt() -> None:
+    user = {"role": "user", "content": "Hi"}
+    cells = [[user, {"role": "assistant", "content": text}] for text in ("Hello!", "Go away.")]
+    frame = pd.DataFrame({"chosen": [cells[0]], "rejected": [cells[1]]})
+    columns = pair_columns(frame.columns)
+    assert columns is not None
+    assert pairs_of_frame(frame, columns, "t")[0].x[0] == Pair("Hi", "Hello!", "Go away.")
+    assert messages(np.array(["a", None], object)) == ["a", ""]
+
+
+def test_a_label_column_of_the_users_choice_is_audited_as_classes(tmp_path: Path) -> None:
+    frame = pairs().assign(topic=["a", "b"] * (ROWS // 2))
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert audit(tmp_path / "t.csv", encoder="none", label="topic").label_kind is not Pairs
+
+
+def test_an_option_that_pairs_do_not_have_is_named() -> None:
+    with pytest.raises(InputError, match="columns is not an option for preference pairs"):
+        audit(pairs(), columns="prompt", encoder="none")
+
+
+# --- ties and annotators ----------------------------------------------------------------------------------------
+
+
+def test_ties_are_a_third_answer() -> None:
+    frame = pairs("preference")
+    same = np.arange(ROWS) % 5 == 0
+    frame.loc[same, "response2"] = frame.loc[same, "response1"] + " too"
+    frame.loc[same & ~np.isin(np.arange(ROWS), WRONG), "preference"] = 0
+    result = audit(frame, encoder="none")
+    assert set(result.suspects["given"]) == {"first", "second", "tie"}
+    assert "p tie" in result.suspects
+    assert set(WRONG) <= set(result.suspects["index"].head(15))
+
+
+def test_several_annotators_give_a_majority_and_their_votes_are_shown(tmp_path: Path) -> None:
+    frame = pairs("preference")
+    votes = np.stack([frame["preference"]] * 3, 1)
+    votes[7] = [1, 2, 0]
+    frame = frame.drop(columns="preference").assign(**{f"annotator{k + 1}": votes[:, k] for k in range(3)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    result = audit(tmp_path / "t.csv", encoder="none")
+    assert dict(zip(result.index, result.names(result.given), strict=True))[7] == "tie"
+    assert any("majority of annotator1, annotator2, annotator3" in note for note in result.notes)
+    content = page_of(result)["items"]["content"][0]
+    assert [who for who, _ in content.votes] == ["annotator1", "annotator2", "annotator3"]
+    swap = Correction(3, result.names(result.given[[3]])[0], "other", "tie", part="pair 3")
+    with pytest.raises(InputError, match="votes of several annotators"):
+        apply_corrections(tmp_path / "t.csv", [swap])
+    assert apply_corrections(tmp_path / "t.csv", result.accepted(0.6)).changed == int((result.p_error >= 0.6).sum())
+
+
+def test_pairs_without_a_preference_are_predicted() -> None:
+    frame = pairs("preference")
+    frame["preference"] = frame["preference"].astype(object)
+    true = frame["preference"][20:30].tolist()
+    frame.loc[20:29, "preference"] = None
+    result = audit(frame, encoder="none")
+    assert result.predicted["index"].tolist() == list(range(20, 30))
+    assert result.predicted["suggested"].tolist() == [["first", "second"][one - 1] for one in true]
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def decisions(frame: pd.DataFrame, new: dict[int, str]) -> list[Correction]:
+    given = (
+        ["first"] * len(frame) if "chosen" in frame else [["first", "second"][int(c) - 1] for c in frame["preference"]]
+    )
+    return [Correction(row, given[row], "other", label, part=f"pair {row}") for row, label in new.items()]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl", "t.parquet", "parts", "saved"])
+@pytest.mark.parametrize("form", ["chosen", "preference"])
+def test_swaps_ties_and_dropped_pairs_are_written_in_every_format(form: str, name: str, tmp_path: Path) -> None:
+    frame = pairs(form)
+    round_trip.write_table(frame, tmp_path / name)
+    other = {row: "second" if form == "chosen" or frame["preference"][row] == 1 else "first" for row in (3, 60)}
+    out = tmp_path / "out" / name  # a folder of a saved data set is read by its name
+    out.parent.mkdir()
+    done = apply_corrections(tmp_path / name, decisions(frame, {**other, 5: "drop", 70: "drop", 8: "tie"}), out)
+    after, expected = round_trip.read_table(done.path), frame.copy()
+    dropped = [5, 70]
+    if form == "chosen":  # which cannot express a tie
+        expected.loc[[3, 60], ["chosen", "rejected"]] = frame.loc[[3, 60], ["rejected", "chosen"]].to_numpy()
+        dropped.append(8)
+    else:
+        expected.loc[[3, 60], "preference"] = 3 - frame.loc[[3, 60], "preference"]
+        expected.loc[8, "preference"] = 0
+    expected = expected.drop(index=dropped).reset_index(drop=True)
+    pd.testing.assert_frame_equal(after.astype(str), expected.astype(str))
+    assert done.changed == 5
+
+
+def test_conversations_are_swapped_as_they_are_written(tmp_path: Path) -> None:
+    rows = [
+        {"chosen": [{"role": "user", "content": "q"}, {"content": f"é{k}"}], "rejected": [{"content": "b"}]}
+        for k in range(3)
+    ]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row, indent=None) + "\n" for row in rows))
+    done = apply_corrections(tmp_path / "t.jsonl", [Correction(1, "first", "other", "second", part="pair 1")])
+    lines = done.path.read_text().splitlines()
+    assert json.loads(lines[1]) == {"chosen": rows[1]["rejected"], "rejected": rows[1]["chosen"]}
+    assert [lines[0], lines[2]] == [json.dumps(rows[0]), json.dumps(rows[2])]
+
+
+def test_other_data_and_other_labels_are_refused(tmp_path: Path) -> None:
+    pairs("preference").to_csv(tmp_path / "t.csv", index=False)
+    wrong = [Correction(0, "tie", "other", "drop", part="pair 0")]
+    with pytest.raises(InputError, match="differs from the reviewed data"):
+        apply_corrections(tmp_path / "t.csv", wrong)
+    with pytest.raises(InputError, match="expected first, second, tie, drop"):
+        apply_corrections(tmp_path / "t.csv", decisions(pairs("preference"), {0: "third"}))
+    with pytest.raises(InputError, match="has the rows 0 to 149"):
+        apply_corrections(tmp_path / "t.csv", [Correction(900, "first", "other", "drop", part="pair 900")])
+    pairs().to_excel(tmp_path / "t.xlsx", index=False)
+    with pytest.raises(InputError, match="written as CSV"):
+        apply_corrections(tmp_path / "t.xlsx", decisions(pairs(), {0: "drop"}))
+
+
+def test_suggestions_can_be_swaps_on_request(found: Audit) -> None:
+    dropped, swapped = found.accepted(0.6), found.accepted(0.6, relabel=True)
+    assert {c.label for c in dropped} == {"drop"}
+    assert {c.label for c in swapped} == {"second"}
+    assert [c.index for c in dropped] == [c.index for c in swapped]
+
+
+# --- check, issues and page -------------------------------------------------------------------------------------
+
+
+def test_new_pairs_are_checked_by_the_stored_model(tmp_path: Path) -> None:
+    frame = pairs()
+    frame[:120].to_json(tmp_path / "old.jsonl", orient="records", lines=True)
+    run = audit(tmp_path / "old.jsonl", encoder="none").save(tmp_path / "run")
+    new = frame.copy()
+    new.loc[140, ["chosen", "rejected"]] = frame.loc[140, ["rejected", "chosen"]].to_numpy()
+    new.to_json(tmp_path / "new.jsonl", orient="records", lines=True)
+    result = check(Audit.load(run), tmp_path / "new.jsonl")
+    assert (result.rows, result.known, result.new) == (150, 120, 30)
+    assert [(f.row, f.line, f.given, f.suggested) for f in result.findings] == [(140, 141, "first", "second")]
+    scores = Audit.load(run).score(new)
+    assert scores["p_error"].idxmax() in (140, *WRONG)
+
+
+def test_other_issues_of_pairs(tmp_path: Path) -> None:
+    frame = pairs()
+    frame.loc[10, "prompt"] = frame.loc[11, "prompt"]
+    frame.loc[20, "rejected"] = frame.loc[20, "chosen"]
+    frame.loc[31, ["prompt", "rejected"]] = frame.loc[30, ["prompt", "chosen"]].to_numpy()
+    issues = audit(frame, encoder="none").issues
+    rows = {kind: set(part["index"]) for kind, part in issues.groupby("issue")}
+    assert rows == {"duplicate_prompt": {11, 31}, "identical_responses": {20}, "contradicting_response": {30}}
+
+
+def test_the_page_shows_prompt_and_both_responses(found: Audit) -> None:
+    page = page_of(found)
+    content = page["items"]["content"][0]
+    row = int(found.suspects["index"][0])
+    frame = pairs()
+    assert content.text == frame["prompt"][row]
+    assert content.sides == (("chosen", frame["chosen"][row]), ("rejected", frame["rejected"][row]))
+    assert not content.fields
+    stored = payload(page)
+    assert stored["kind"] == "pair"
+    assert [stored["names"][name] for name, _ in stored["items"]["content"][0]["sides"]] == ["chosen", "rejected"]
+
+
+@pytest.mark.slow
+def test_keys_of_the_page_keep_swap_drop_and_tie(found: Audit, browser: Any, tmp_path: Path) -> None:
+    path = found.report(tmp_path / "report.html")
+    tab = browser.new_page()
+    tab.goto(f"{path.as_uri()}#review")
+    assert tab.locator(".sides section").count() == 2
+    marked = tab.locator(".differs").all_inner_texts()
+    assert set(marked) & {"superb", "lovely", "charming", "fine", "dull", "awful", "boring", "weak"}
+    assert "film" not in marked
+    for key in "kwdta":
+        tab.keyboard.press(key)
+    made = tab.evaluate("Object.values(localStorage).map((one) => JSON.parse(one).made)[0].map(([, kept]) => kept)")
+    assert made == [["reject"], ["other", "second"], ["accept"], ["other", "tie"], ["accept"]]
+    tab.close()
