@@ -386,7 +386,7 @@ class Watch(TrainerCallback):
             log_q = -np.logaddexp(0, np.stack([odds, -odds], 1))
             texts = {row: self._decode(ids) for row, (ids, _) in self._texts().items()}
         turned = np.arange(len(score)) % 2  # the noise model expects both classes
-        verdict = judge(np.where(turned[:, None] == 1, log_q[:, ::-1], log_q), turned, simpler=np.inf)
+        verdict = judge(np.where(turned[:, None] == 1, log_q[:, ::-1], log_q), turned, directed=False)
         shown = np.array([texts[row] for row in index.tolist()], dtype=object)
         data = Dataset(shown, zeros, ("keep", "drop"), index=index, raw=shown, source=Source(kind="text", title=title))
         return build_audit(data.source, Findings(

@@ -236,7 +236,7 @@ class Pairs(LabelKind):
         turned = generator(judging.seed, "mirrored pairs").random(len(rows)) < 0.5
         y, q = given[rows], log_q[rows]
         oriented = np.where(turned, mirror[y], y), np.where(turned[:, None], q[:, mirror], q)
-        verdict = fit_noise(oriented[1], oriented[0], None, simpler=np.inf, run=judging.run).verdict(q, y)
+        verdict = fit_noise(oriented[1], oriented[0], None, directed=False, run=judging.run).verdict(q, y)
         p = np.zeros((len(given), len(ANSWERS)), np.float32)
         p[:, :classes] = np.exp(log_q)
         of_view = tuple({n: weights[f"{v.name}: {n}"] for n in one.log_p} for v, one in zip(twice, fitted, strict=True))
