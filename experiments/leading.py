@@ -173,7 +173,8 @@ def markdown(found: Sequence[Column]) -> list[str]:
     said = (
         f"`{LEADING}` as it comes, test accuracy after the last epoch in percent; differences are paired by seed, with 95 % intervals, bold where they "
         f"exclude zero. Below cross entropy in {len(below)} of {three} columns{': ' + ', '.join(below) if below else ''}. Without wrong labels "
-        f"{interval(gained)} points over {count} columns. The best tuned rival is chosen in hindsight, column by column."
+        f"{interval(gained)} points over {count} columns. The best tuned rival is chosen in hindsight, column by column. The method was "
+        "developed on one or two other seeds of CIFAR-10, SST-2, AG-News and digits, with the same test samples; no run on IMDB had been looked at."
     )
     return [said, table_lines(rows), table_lines(against)]
 

@@ -216,7 +216,7 @@ def test_suspects_are_pairs_of_sample_and_label(name):
     for a, c in planted:
         y[a, c] = 1 - y[a, c]
     sizes = {"num_samples": 200, "num_classes": C, "class_counts": y.sum(0).tolist()}
-    gentle = {"logcomp": {"lam": 0.3, "lr": 0.1}, "mixcomp": {"pro": 2.0}, "robust": {"strength": 0.2}}  # the model begins with no idea
+    gentle = {"logcomp": {"lam": 0.3, "lr": 0.1}, "mixcomp": {"pro": 2.0}}  # the model begins with no idea
     criterion = METHODS[name].make(**sizes, **gentle.get(name, {}), base="bce")
     if criterion.record is None:
         criterion.record = Evidence(200, num_labels=C)

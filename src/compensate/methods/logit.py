@@ -111,7 +111,7 @@ def logcomp(
         )
     if warmup is not None:
         weight = Warmup(1.0, float(weight), epochs=warmup, num_samples=num_samples * labels)
-    measured = None if strength is None else Strength(num_samples * labels, classes)
+    measured = None if strength is None else Strength(num_samples * labels, classes, several=base is not None)
     weight = weight if measured is None else Scaled(weight, measured, rest=1.0)
     size = (num_samples * labels, num_classes // labels)
     rows = Sample(*size, penalty=L1(weight), lr=rate if lr is None else lr, update=moves, store=table)

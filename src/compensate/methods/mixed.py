@@ -125,7 +125,7 @@ def mixcomp(
         return _in_both_directions(threshold, eta, eps2, loop, base)
     if rows is None or num_classes is None:
         raise InputError('strength="auto" measures each sample: give num_samples and num_classes.')
-    measured = Strength(rows, 2 if base == "bce" else num_classes)
+    measured = Strength(rows, 2 if base == "bce" else num_classes, several=base is not None)
     return _in_both_directions(threshold, Scaled(eta, measured), eps2, loop, base, loss=Withheld(measured))
 
 

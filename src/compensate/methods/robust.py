@@ -12,7 +12,7 @@ from compensate.core.batch import Batch, Value, at
 from compensate.core.criterion import BinaryBase, Compensated, Term
 from compensate.core.statistics import Evidence, Statistic, labels_of
 from compensate.errors import InputError, check
-from compensate.methods.registry import Block, Choice, Formula, Real, Space, method
+from compensate.methods.registry import Block, Choice, Real, Space, method
 from compensate.terms.strength import GAIN, Strength, Withheld
 
 __all__ = ["robust"]
@@ -26,9 +26,18 @@ def distribution(s: Batch, values: Tensor) -> Tensor:
     return torch.cat([1 - values, values], -1) if s.places.binary else values
 
 
+def label_class(s: Batch) -> Tensor:
+    """(B,) the given class of each row; with several labels, twice the number of the label plus its value, 0 or 1."""
+    return 2 * s.places.classes(s.target) + s.labels if s.places.binary else s.labels
+
+
 def support(s: Batch, mean: Tensor) -> Tensor:
-    """(B,) the running mean at the given label, relative to its largest entry; 1 where the model has preferred the label."""
-    return (mean * distribution(s, s.y.to(mean.dtype))).sum(-1) / mean.amax(-1).clamp(min=FLOOR)
+    """(B,) the running mean at the given label, relative to its largest entry; with several labels, its share.
+
+    The larger of two entries is never far from the other where a label is not learned, hence the share.
+    """
+    given = (mean * distribution(s, s.y.to(mean.dtype))).sum(-1)
+    return given / (mean.sum(-1) if s.places.binary else mean.amax(-1)).clamp(min=FLOOR)
 
 
 @final
@@ -40,21 +49,23 @@ class RunningMean(Statistic):
 
     observes, reader, binary = "logits", "a running mean of predictions", True
 
-    def __init__(self, num_samples: int, num_classes: int, beta: float, several: bool = False) -> None:
+    def __init__(self, num_samples: int, num_classes: int, beta: float, labels: int = 1) -> None:
         super().__init__()
         check(0 <= beta < 1, "a momentum in [0, 1)", beta=beta)
         self.num_samples, self.beta, self.rolls = num_samples, beta, True
-        self.num_classes = None if several else num_classes  # with several labels, the logits have one column
+        self.num_classes = None if labels > 1 else num_classes  # the logits of several labels have one column
         self.rows = self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
-        self.sums = self.track("sums", torch.zeros(2, num_classes), merge="sum")
-        self.by_class = self.track("by_class", torch.ones(num_classes), merge="same")
+        self.sums = self.track("sums", torch.zeros(2, num_classes * labels), merge="sum")
+        self.by_class = self.track("by_class", torch.ones(num_classes * labels), merge="same")
 
     def observe(self, s: Batch) -> None:
         """Moves the means of the batch."""
         index, p = self.index(s), distribution(s, s.p.detach()).clamp(FLOOR, 1 - FLOOR).to(self.rows.dtype)
         moved = torch.lerp(p, self.rows[index], self.beta)
         self.rows[index] = moved if s.complete else torch.where(s.valid[:, None], moved, self.rows[index])
-        self.sums.index_add_(1, s.labels, torch.stack([support(s, moved), torch.ones_like(moved[:, 0])]) * s.valid)
+        self.sums.index_add_(
+            1, label_class(s), torch.stack([support(s, moved), torch.ones_like(moved[:, 0])]) * s.valid
+        )
 
     def undo(self, s: Batch) -> Callable[[], None]:
         """Restores the rows of the batch and the sums."""
@@ -78,6 +89,10 @@ class RunningMean(Statistic):
     def extra_repr(self) -> str:
         return f"beta={self.beta:g}"
 
+    def trust(self, s: Batch) -> Tensor:
+        """(B,) from 0 to 1: how far the model has learned the class of each label."""
+        return (GAIN * (2 * self.by_class[label_class(s)] - 1)).clamp(0, 1).to(s.u.dtype)
+
 
 @final
 class TowardMean(Block):
@@ -92,17 +107,26 @@ class TowardMean(Block):
     def forward(self, s: Batch) -> Tensor:
         """(B, C) the label compensation."""
         t = self.mean(s)
-        usual = self.mean.by_class[s.labels].to(t.dtype)
-        doubt = (1 - support(s, t) / usual).clamp(min=0) * (GAIN * (2 * usual - 1)).clamp(0, 1)
+        doubt = (1 - support(s, t) / self.mean.by_class[label_class(s)].to(t.dtype)).clamp(min=0) * self.mean.trust(s)
         guess = t[:, -s.y.shape[-1] :] / t.sum(-1, keepdim=True).clamp(min=FLOOR)
         return at(self.strength, s) * doubt[:, None] * (guess - s.y)
 
 
-def loss_term(s: Batch, mean: Tensor, strength: Tensor | float, lam: float) -> Tensor:
+@final
+class Agreement(Block):
     """The loss term of :func:`robust`."""
-    agreement = (mean * distribution(s, s.p).clamp(FLOOR, 1 - FLOOR)).sum(-1)
-    delta = strength * lam * torch.log1p(-agreement)
-    return delta if s.complete else torch.where(s.valid, delta, 0.0)
+
+    binary = True
+
+    def __init__(self, mean: RunningMean, strength: Value, lam: float) -> None:
+        super().__init__()
+        self.mean, self.strength, self.lam = mean, strength, lam
+
+    def forward(self, s: Batch) -> Tensor:
+        """(B,) the loss compensation."""
+        agreement = (self.mean(s) * distribution(s, s.p).clamp(FLOOR, 1 - FLOOR)).sum(-1)
+        delta = at(self.strength, s) * self.lam * torch.log1p(-agreement)
+        return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
 
 @method(
@@ -152,12 +176,12 @@ def robust(
     """
     labels = labels_of(base, num_samples, num_classes)
     rows, classes = num_samples * labels, 2 if base == "bce" else num_classes
-    measured = Strength(rows, classes, withheld, seed) if strength == "auto" else None
+    measured = Strength(rows, classes, withheld, seed, several=base is not None) if strength == "auto" else None
     if isinstance(strength, str) and measured is None:
         raise InputError(f'strength is "{strength}"; expected "auto" or a number from 0 to 1.')
     check(not isinstance(strength, int | float) or 0 <= strength <= 1, "a strength from 0 to 1", strength=strength)
-    mean, value = RunningMean(rows, classes, beta, base is not None), measured or strength
-    loss: tuple[Term, ...] = (Formula(loss_term, mean=mean, strength=value, lam=lam, binary=True),)
+    mean, value = RunningMean(rows, classes, beta, labels), measured or strength
+    loss: tuple[Term, ...] = (Agreement(mean, value, lam),)
     record = Evidence(num_samples, score="margin", num_classes=classes, num_labels=labels)
     return Compensated(
         label=TowardMean(mean, value), loss=(*loss, Withheld(measured)) if measured else loss, base=base, record=record
