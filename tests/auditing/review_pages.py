@@ -67,7 +67,6 @@ class Page:
     items: tuple[Item, ...]
     noise: Estimate
     precision: float | None = None
-    workload: Any = ()
     threshold: float | None = None
     examples: tuple[Example, ...] = ()
     pairs: tuple[tuple[str, str, int], ...] = ()
@@ -83,6 +82,7 @@ class Page:
     values: None = None
     since: dict[str, Any] | None = None
     issues: None = None
+    workload: Any = ()
 
     def data(self) -> dict[str, Any]:
         flagged = [item for item in self.items if item.flagged]

@@ -189,7 +189,9 @@ def test_errors_name_the_options_of_the_command_line(table):
     result = CliRunner().invoke(app, ["audit", "x.npy"])
     assert "labels=... (--labels y.npy on the command line)" in str(result.exception)
     assert "0 classes" not in result.output, "there is nothing to open with"
-    with pytest.raises(InputError, match=r"epochs is for .*\(--model mlp or --finetune on the command line\)"):
+    with pytest.raises(
+        InputError, match=r"epochs is an option of training.*\(--model mlp or --finetune on the command line\)"
+    ):
         run("audit", "people.csv", "--epochs", 3)
     with pytest.raises(InputError, match="write for example: compensate audit"):
         run("audit")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compensate.core.batch import Batch, log_softmax
+from compensate.core.batch import Batch
 from compensate.core.layout import chunks, distinct_rows, held_range, is_eager_cpu
 from compensate.core.stages import full_precision
 from compensate.core.validation import checked_classes, checked_index
@@ -316,7 +316,7 @@ class Evidence(Statistic):
         parts = []
         for v, c, dv in chunks(u, given[:, None], du):
             # Row by row: the numbers must not depend on the other visits in the buffer.
-            v = log_softmax(full_precision(v)) if losses is None else v.clone()
+            v = full_precision(v).log_softmax(-1) if losses is None else v.clone()
             own = v.gather(1, c)[:, 0]
             best, voted = largest(v[:, :classes].scatter_(1, c, -torch.inf))
             parts.append((own - best, voted, dv.abs().sum(1), -own))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, final
 
 import torch
@@ -42,46 +41,26 @@ def support(s: Batch, mean: Tensor) -> Tensor:
 
 @final
 class RunningMean(Statistic):
-    r"""The running mean :math:`t_i \leftarrow \beta t_i + (1 - \beta) p_i` of the predictions of each sample, from zero; (B, C).
-
-    It also keeps the mean :func:`support` of the labels of each class over the last epoch, `by_class` (C,).
-    """
+    r"""The running mean :math:`t_i \leftarrow \beta t_i + (1 - \beta) p_i` of the predictions of each sample, from zero; (B, C)."""
 
     observes, reader, binary = "logits", "a running mean of predictions", True
 
-    def __init__(self, num_samples: int, num_classes: int, beta: float, labels: int = 1) -> None:
+    def __init__(self, num_samples: int, num_classes: int, beta: float, several: bool = False) -> None:
         super().__init__()
         check(0 <= beta < 1, "a momentum in [0, 1)", beta=beta)
-        self.num_samples, self.beta, self.rolls = num_samples, beta, True
-        self.num_classes = None if labels > 1 else num_classes  # the logits of several labels have one column
+        self.num_samples, self.beta = num_samples, beta
+        self.num_classes = None if several else num_classes  # the logits of several labels have one column
         self.rows = self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
-        self.sums = self.track("sums", torch.zeros(2, num_classes * labels), merge="sum")
-        self.by_class = self.track("by_class", torch.ones(num_classes * labels), merge="same")
 
     def observe(self, s: Batch) -> None:
         """Moves the means of the batch."""
         index, p = self.index(s), distribution(s, s.p.detach()).clamp(FLOOR, 1 - FLOOR).to(self.rows.dtype)
         moved = torch.lerp(p, self.rows[index], self.beta)
         self.rows[index] = moved if s.complete else torch.where(s.valid[:, None], moved, self.rows[index])
-        self.sums.index_add_(
-            1, label_class(s), torch.stack([support(s, moved), torch.ones_like(moved[:, 0])]) * s.valid
-        )
 
-    def undo(self, s: Batch) -> Callable[[], None]:
-        """Restores the rows of the batch and the sums."""
-        rows = self.index(s)
-        before, sums = self.rows[rows], self.sums.clone()
-
-        def back() -> None:
-            self.rows[rows] = before
-            self.sums.copy_(sums)
-
-        return back
-
-    def end_epoch(self) -> None:
-        """The support of the classes in this epoch becomes the value."""
-        self.by_class.copy_(torch.where(self.sums[1] > 0, self.sums[0] / self.sums[1], self.by_class).clamp(min=FLOOR))
-        self.sums.zero_()
+    def moved_rows(self, s: Batch) -> Tensor:
+        """(B,) the rows of the batch."""
+        return self.index(s)
 
     def forward(self, s: Batch) -> Tensor:
         return self.rows[self.index(s)].to(s.u.dtype)
@@ -89,9 +68,34 @@ class RunningMean(Statistic):
     def extra_repr(self) -> str:
         return f"beta={self.beta:g}"
 
-    def trust(self, s: Batch) -> Tensor:
-        """(B,) from 0 to 1: how far the model has learned the class of each label."""
-        return (GAIN * (2 * self.by_class[label_class(s)] - 1)).clamp(0, 1).to(s.u.dtype)
+
+@final
+class ClassSupport(Statistic):
+    """The mean :func:`support` of the labels of each class over the last epoch, 1 before. As a value, that of each sample, (B,)."""
+
+    reader, binary = "the support of classes", True
+
+    def __init__(self, mean: RunningMean, num_classes: int) -> None:
+        super().__init__()
+        self.mean, self.rolls = mean, True
+        self.sums = self.track("sums", torch.zeros(2, num_classes), merge="sum")
+        self.value = self.track("value", torch.ones(num_classes), merge="same")
+
+    def observe(self, s: Batch) -> None:
+        """Adds the support of the labels of the batch."""
+        found = support(s, self.mean(s)).to(self.sums.dtype)
+        self.sums.index_add_(1, label_class(s), torch.stack([found, torch.ones_like(found)]) * s.valid)
+
+    def end_epoch(self) -> None:
+        """The means of this epoch become the value."""
+        self.value.copy_(torch.where(self.sums[1] > 0, self.sums[0] / self.sums[1], self.value).clamp(min=FLOOR))
+        self.sums.zero_()
+
+    def forward(self, s: Batch) -> Tensor:
+        return self.value[label_class(s)].to(s.u.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{float(self.value.mean()):.2f} on average"
 
 
 @final
@@ -100,14 +104,14 @@ class TowardMean(Block):
 
     on_simplex, binary = True, True
 
-    def __init__(self, mean: RunningMean, strength: Value) -> None:
+    def __init__(self, usual: ClassSupport, strength: Value) -> None:
         super().__init__()
-        self.mean, self.strength = mean, strength
+        self.usual, self.strength = usual, strength
 
     def forward(self, s: Batch) -> Tensor:
         """(B, C) the label compensation."""
-        t = self.mean(s)
-        doubt = (1 - support(s, t) / self.mean.by_class[label_class(s)].to(t.dtype)).clamp(min=0) * self.mean.trust(s)
+        t, usual = self.usual.mean(s), self.usual(s)
+        doubt = (1 - support(s, t) / usual).clamp(min=0) * (GAIN * (2 * usual - 1)).clamp(0, 1)
         guess = t[:, -s.y.shape[-1] :] / t.sum(-1, keepdim=True).clamp(min=FLOOR)
         return at(self.strength, s) * doubt[:, None] * (guess - s.y)
 
@@ -120,11 +124,12 @@ class Agreement(Block):
 
     def __init__(self, mean: RunningMean, strength: Value, lam: float) -> None:
         super().__init__()
-        self.mean, self.strength, self.lam = mean, strength, lam
+        self.strength, self.lam = strength, lam
+        self._mean = (mean,)  # in a tuple: the label term has it, and rows are saved once
 
     def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
-        agreement = (self.mean(s) * distribution(s, s.p).clamp(FLOOR, 1 - FLOOR)).sum(-1)
+        agreement = (self._mean[0](s) * distribution(s, s.p).clamp(FLOOR, 1 - FLOOR)).sum(-1)
         delta = at(self.strength, s) * self.lam * torch.log1p(-agreement)
         return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
@@ -180,9 +185,12 @@ def robust(
     if isinstance(strength, str) and measured is None:
         raise InputError(f'strength is "{strength}"; expected "auto" or a number from 0 to 1.')
     check(not isinstance(strength, int | float) or 0 <= strength <= 1, "a strength from 0 to 1", strength=strength)
-    mean, value = RunningMean(rows, classes, beta, labels), measured or strength
+    mean, value = RunningMean(rows, classes, beta, base is not None), measured or strength
     loss: tuple[Term, ...] = (Agreement(mean, value, lam),)
     record = Evidence(num_samples, score="margin", num_classes=classes, num_labels=labels)
     return Compensated(
-        label=TowardMean(mean, value), loss=(*loss, Withheld(measured)) if measured else loss, base=base, record=record
+        label=TowardMean(ClassSupport(mean, classes * labels), value),
+        loss=(*loss, Withheld(measured)) if measured else loss,
+        base=base,
+        record=record,
     )
