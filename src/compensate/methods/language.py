@@ -156,7 +156,7 @@ def soft_minimum(s: Batch, beta: float) -> Tensor:
 
 
 @method(
-    "loss", "positive", "adversarial", "corpus", equation="7, in a nonlinear form", record="loss",
+    "loss", "positive", "prior", "corpus", equation="7, in a nonlinear form", record="loss",
     reference="Wu et al., Towards Robust Alignment of Language Models: Distributionally Robustifying DPO, 2024 (arXiv 2407.07880)",
     limits="A large beta leaves the plain mean. A small one leaves out all but the easiest samples of a batch.",
     search=Space({"beta": Real(0.1, 10.0, log=True)}),
@@ -166,6 +166,8 @@ def dr_dpo(*, beta: float = 1.0) -> Compensated:
 
     .. math:: L = -\beta \log \frac1B \sum_i e^{-l_i / \beta} = \min_w \sum_i w_i l_i + \beta\, \mathrm{KL}(w \,\|\, 1/B)
 
+    The inner minimum has this closed form, hence prior knowledge and not an inner loop in the taxonomy.
+
     Args:
         beta: :math:`\beta`, positive; the cost of weights that differ.
 
@@ -173,7 +175,7 @@ def dr_dpo(*, beta: float = 1.0) -> Compensated:
     tensor(0.6931)
     """
     check(beta > 0, "positive", beta=beta)
-    place = {"direction": "positive", "inference": "adversarial", "granularity": "corpus"}
+    place = {"direction": "positive", "inference": "prior", "granularity": "corpus"}
     return Compensated(loss=Formula(soft_minimum, beta=beta, whole_batch=True, **place))
 
 
