@@ -156,7 +156,7 @@ def soft_minimum(s: Batch, beta: float) -> Tensor:
 
 
 @method(
-    "loss", "positive", "prior", "corpus", equation="7, in a nonlinear form", record="loss",
+    "loss", "mixed", "prior", "corpus", equation="7, in a nonlinear form", record="loss",
     reference="Wu et al., Towards Robust Alignment of Language Models: Distributionally Robustifying DPO, 2024 (arXiv 2407.07880)",
     limits="A large beta leaves the plain mean. A small one leaves out all but the easiest samples of a batch.",
     search=Space({"beta": Real(0.1, 10.0, log=True)}),
@@ -174,8 +174,8 @@ def dr_dpo(*, beta: float = 1.0) -> Compensated:
     >>> dr_dpo(beta=1.0)(pair_logits(torch.tensor([2.0, -2.0])), torch.tensor([0, 0]))
     tensor(0.6931)
     """
-    check(beta > 0, "positive", beta=beta)
-    place = {"direction": "positive", "inference": "prior", "granularity": "corpus"}
+    check(beta > 0, "mixed", beta=beta)
+    place = {"direction": "mixed", "inference": "prior", "granularity": "corpus"}
     return Compensated(loss=Formula(soft_minimum, beta=beta, whole_batch=True, **place))
 
 
