@@ -174,7 +174,7 @@ def dr_dpo(*, beta: float = 1.0) -> Compensated:
     >>> dr_dpo(beta=1.0)(pair_logits(torch.tensor([2.0, -2.0])), torch.tensor([0, 0]))
     tensor(0.6931)
     """
-    check(beta > 0, "mixed", beta=beta)
+    check(beta > 0, "positive", beta=beta)
     place = {"direction": "mixed", "inference": "prior", "granularity": "corpus"}
     return Compensated(loss=Formula(soft_minimum, beta=beta, whole_batch=True, **place))
 
