@@ -37,6 +37,7 @@ Row = Mapping[str, str]
 # --- classes and quantities -------------------------------------------------------------------------------------
 
 ROWS, WRONG = 150, (3, 17, 41, 62, 80)
+UNTAGGED = WRONG[:3]
 NAMES = np.array(["cat", "Dögs, big", "fox"], dtype=object)
 
 
@@ -113,7 +114,7 @@ def sentences() -> list[list[tuple[str, str]]]:
     for k in range(ROWS):
         city, person = str(rng.choice(["Paris", "Lima", "Oslo"])), rng.choice(["Ann Lee", "Bob Ray", "Eva Sun"]).split()
         verb = str(rng.choice(["visits", "likes", "leaves"]))
-        tags = ["B-person", "I-person", "O", "O" if k in WRONG[:3] else "B-city", "O"]
+        tags = ["B-person", "I-person", "O", "O" if k in UNTAGGED else "B-city", "O"]
         found.append(list(zip([*person, verb, city, "."], tags, strict=True)))
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_review_round_trip import ROWS, WRONG, sentences, write_conll, write_token_lists
+from test_review_round_trip import ROWS, UNTAGGED, sentences, write_conll, write_token_lists
 
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import Correction
@@ -24,8 +24,8 @@ def test_dropped_tags_are_found_and_put_back_and_no_other_byte_changes(
     path = write(tmp_path)
     assert "750 tokens, 2 kinds of tags" in describe_data(read(path, None, None, {}))
     found = audit(path, encoder="none")
-    worst = found.suspects.head(len(WRONG))
-    assert sorted(worst["token"]) == [5 * k + 3 for k in WRONG]
+    worst = found.suspects.head(len(UNTAGGED))
+    assert sorted(worst["token"]) == [5 * k + 3 for k in UNTAGGED]
     assert set(worst["given"]) == {"O"}
     assert set(worst["suggested"]) == {"city"}
     assert worst["id"].isin(["Paris", "Lima", "Oslo"]).all()
@@ -35,10 +35,10 @@ def test_dropped_tags_are_found_and_put_back_and_no_other_byte_changes(
         Correction(t, "O", "accept", "city", part=f"tokens {t} 1", source=found.source_digest) for t in worst["token"]
     ]
     done = apply_corrections(path, made, out)
-    assert (done.changed, done.checked) == (len(WRONG), True)
+    assert (done.changed, done.checked) == (len(UNTAGGED), True)
     before, after = path.read_bytes(), out.read_bytes()
     assert after.count(b"B-city") == ROWS
-    assert len(after) == len(before) + len(WRONG) * (len("B-city") - 1)
+    assert len(after) == len(before) + len(UNTAGGED) * (len("B-city") - 1)
     assert after.replace(b"B-city", b"O") == before.replace(b"B-city", b"O")
 
 
