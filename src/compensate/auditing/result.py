@@ -76,8 +76,8 @@ class Audit(Findings):
     def __repr__(self) -> str:
         r = self.noise_rate
         return (
-            f"Audit of {self.title}: {len(self):,} labels, about {r.value:.1%} look wrong ({r.low:.1%} to {r.high:.1%}), "
-            f"{int(self.mask.sum()):,} flagged at {self.expected_precision:.2f} expected precision"
+            f"Audit of {self.title}: {len(self):,} labels, about {r.value:.1%} look wrong ({r.low:.1%} to {r.high:.1%}); "
+            f"{self.flag_summary}"
         )
 
     _repr_html_ = audit_html
@@ -133,6 +133,23 @@ class Audit(Findings):
         numbers = [n for n in WORKLOADS if n <= len(self)] or [len(self)]
         rows = self.provenance.expected or [(n, *vars(self.expected_errors(n)).values()) for n in numbers]
         return pd.DataFrame(rows, columns=["first", "errors", "low", "high"]).round(1).astype({"first": int})
+
+    @property
+    def flag_summary(self) -> str:
+        """How many labels are flagged, and how many of them should be wrong.
+
+        >>> from compensate.data import digits, noise
+        >>> from compensate.auditing.api import audit
+        >>> found = audit(digits().relabel(noise.symmetric(digits().target, 10, 0.2).labels), encoder="none")
+        >>> found.flag(budget=50).flag_summary
+        '50 labels flagged; nearly all of them should be wrong'
+        """
+        flagged, noun, share = int(self.mask.sum()), "value" if self.regression else "label", self.expected_precision
+        if flagged < 2:
+            sure = f"; it is wrong with a probability of {share:.2f}"
+            return f"{flagged} {noun}{'s' * (not flagged)} flagged{sure * flagged}"
+        wrong = f"about {share * flagged:,.0f} of them ({share:.0%})" if share < 0.995 else "nearly all of them"
+        return f"{flagged:,} {noun}s flagged; {wrong} should be wrong"
 
     @property
     def expected_precision(self) -> float:
