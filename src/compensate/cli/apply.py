@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from compensate.auditing.request import reopen
 from compensate.auditing.result import Audit, apply_corrections
 from compensate.auditing.write_back import write_csv
 from compensate.cli import options as o
-from compensate.cli.terminal import say
+from compensate.cli.terminal import print_json, say
 from compensate.errors import InputError, nearest
 from compensate.files import check_regular, is_address, write_atomically
 
@@ -37,6 +38,7 @@ def apply(
     delimiter: o.Delimiter = None,
     force: o.Force = False,
     rematch: Annotated[bool, o.option("Match rows by content, for a file that changed since the audit.", "--rematch")] = False,
+    json_: o.Json = False,
 ) -> None:  # fmt: skip
     """Write the data with the corrected labels.
 
@@ -115,6 +117,8 @@ def apply(
     say(f"{done.path}: {', '.join(parts)}")
     if not (done.changed or done.kept or done.skipped) and done.matched is None:
         say(f"note: {run} holds no decision, so the labels are as they were")
+    if json_:
+        print_json(asdict(done))
 
 
 def export(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from compensate.cli import options as o
-from compensate.cli.terminal import console, plain_table, quoted, say
+from compensate.cli.terminal import console, plain_table, print_json, quoted, say
 
 
 @o.with_shared
@@ -88,7 +88,10 @@ def train(
         )
         return
     write_csv(folder / "suspects.csv", suspects)
-    say(f"suspects: {folder / 'suspects.csv'}: {flagged:,} of {len(suspects):,} labels flagged by the model that trained on them", wrap=False)
+    say(
+        f"suspects: {folder / 'suspects.csv'}: {flagged:,} of {len(suspects):,} labels flagged by the model that trained on them",
+        wrap=False,
+    )
     say(f"to judge each label by models that did not see it: compensate audit {quoted(config.data)}", wrap=False)
 
 
@@ -123,6 +126,7 @@ def _flags(options: Mapping[str, Any], own: Container[str], prefix: str = "") ->
 def methods(
     name: Annotated[str | None, o.argument("Method whose page to print.")] = None,
     markdown: Annotated[Path | None, o.option("Write the pages of all methods to this file.")] = None,
+    json_: o.Json = False,
 ) -> None:
     """List all methods with their place in the taxonomy, or print the page of one.
 
@@ -133,6 +137,17 @@ def methods(
     if markdown is not None:
         pages.write_pages(markdown)
         console.print(f"{len(METHODS)} methods: {markdown}")
+    elif json_:
+        facts, rows = (
+            ("name", "kind", "equation", "reference", "limits"),
+            METHODS.values() if name is None else [find(name)],
+        )
+        print_json({
+            "methods": [
+                {fact: getattr(row, fact) for fact in facts} | {"summary": pages.first_sentence(row), "taxonomy": str(row.taxonomy)}
+                for row in rows
+            ]
+        })  # fmt: skip
     elif name is not None:
         say(pages.page(find(name)), wrap=False)
     else:
