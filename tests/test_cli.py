@@ -75,7 +75,11 @@ def test_options_of_long_commands_are_in_sections_that_exist():
 
 @pytest.mark.parametrize(("words", "expected"), [("aud", "audit"), ("audit --labels-c", "--labels-columns")])
 def test_shells_complete_commands_and_their_options(words, expected):
-    env = {"_COMPENSATE_COMPLETE": "complete_bash", "COMP_WORDS": f"compensate {words}", "COMP_CWORD": str(len(words.split()))}
+    env = {
+        "_COMPENSATE_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"compensate {words}",
+        "COMP_CWORD": str(len(words.split())),
+    }
     done = CliRunner(env=env).invoke(app, [], prog_name="compensate")
     assert done.stdout.split() == [expected]
 
@@ -102,8 +106,8 @@ def test_json_is_alone_on_standard_output(tmp_path, monkeypatch):
     assert "changed" in said
     assert report("check", "fixed.csv", "--against", "run")[0]["files"][0]["rows"] == len(pd.read_csv("fixed.csv"))
     assert [row["name"] for row in report("methods", "LogComp")[0]["methods"]] == ["logcomp"]
-    compared = report("compare", "digits", "--methods", "base", "--seeds", "1", *SMALL, "--workers", "1", "--out", "c")[0]
-    assert compared["table"][0]["method"] == "base"
+    options = ("--methods", "base", "--seeds", "1", *SMALL, "--workers", "1", "--out", "c")
+    assert report("compare", "digits", *options)[0]["table"][0]["method"] == "base"
     assert "logcomp" in CliRunner().invoke(app, ["methods"]).stdout, "the next command writes to standard output again"
 
 
@@ -375,7 +379,7 @@ def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tm
     pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=given).to_csv(tmp_path / "own.csv", index=False)
     out = tmp_path / "run"
     options = ["--label", "kind", "--method", "logcomp", "--epochs", "15", "--quiet", "--out", str(out)]
-    *_, said = output("train", str(tmp_path / "own.csv"), *options).splitlines()
+    *_, said, advice = output("train", str(tmp_path / "own.csv"), *options).splitlines()
     found = pd.read_csv(out / "suspects.csv")
     assert list(found.columns) == ["index", "given", "suggested", "score", "flagged"]
     assert found["index"].is_unique
@@ -383,9 +387,9 @@ def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tm
     assert (found["suggested"] != found["given"]).all()
     assert found["score"].is_monotonic_decreasing
     assert wrong[found["index"][:15]].mean() > 0.8
-    assert said == (
-        f"suspects: {out / 'suspects.csv'}, {found['flagged'].sum()} flagged; compensate audit judges by models that did not see the label"
-    )
+    flagged = f"{found['flagged'].sum()} of {len(found)} labels flagged by the model that trained on them"
+    assert said == f"suspects: {out / 'suspects.csv'}: {flagged}"
+    assert advice.endswith(f"compensate audit {tmp_path / 'own.csv'}")
 
 
 @pytest.mark.parametrize("rare", [0.5, 0.1])

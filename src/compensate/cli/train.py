@@ -138,16 +138,8 @@ def methods(
         pages.write_pages(markdown)
         console.print(f"{len(METHODS)} methods: {markdown}")
     elif json_:
-        facts, rows = (
-            ("name", "kind", "equation", "reference", "limits"),
-            METHODS.values() if name is None else [find(name)],
-        )
-        print_json({
-            "methods": [
-                {fact: getattr(row, fact) for fact in facts} | {"summary": pages.first_sentence(row), "taxonomy": str(row.taxonomy)}
-                for row in rows
-            ]
-        })  # fmt: skip
+        rows = METHODS.values() if name is None else [find(name)]
+        print_json({"methods": [pages.facts(row) for row in rows]})
     elif name is not None:
         say(pages.page(find(name)), wrap=False)
     else:
