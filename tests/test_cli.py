@@ -387,8 +387,8 @@ def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tm
     assert (found["suggested"] != found["given"]).all()
     assert found["score"].is_monotonic_decreasing
     assert wrong[found["index"][:15]].mean() > 0.8
-    flagged = f"{found['flagged'].sum()} of {len(found)} labels flagged by the model that trained on them"
-    assert said == f"suspects: {out / 'suspects.csv'}: {flagged}"
+    counts = f"{found['flagged'].sum()} of {len(found)} labels flagged"
+    assert said == f"suspects: {out / 'suspects.csv'}: {counts} by the model that trained on them"
     assert advice.endswith(f"compensate audit {tmp_path / 'own.csv'}")
 
 
