@@ -115,8 +115,6 @@ class Audit(Findings):
         """
         check(precision is None or 0 < precision <= 1, "a share above 0 and up to 1", precision=precision)
         check(budget is None or budget >= 1, "1 or more", budget=budget)
-        if self.listed is not None:
-            raise InputError("precision and budget of flags are not supported for data in chunks; leave them out.")
         first = None if precision is None and budget is None else min(budget or len(self), len(self))
         if precision is not None:
             p = np.sort(self.p_error)[::-1]
@@ -259,7 +257,9 @@ class Audit(Findings):
         if self.listed is None:
             return self
         expected = tuple(map(tuple, self.workload.to_numpy().tolist()))
-        provenance = replace(self.provenance, rows=len(self), flagged=int(self.mask.sum()), expected=expected)
+        first = self.provenance.first and int(np.isin(self.listed["index"], self.index[self.mask]).sum())
+        flagged = int(self.mask.sum())
+        provenance = replace(self.provenance, rows=len(self), flagged=flagged, expected=expected, first=first)
         return replace(self, listed=None, **self.listed, provenance=provenance)
 
     def report(self, path: str | Path, *, data: Dataset | None = None) -> Path:
