@@ -105,20 +105,27 @@ def test_images_are_linked_or_moved_and_moved_back(tmp_path: Path) -> None:
         (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (4, 4), len(name) * ord(name[0]) % 255).save(tmp_path / "pets" / name)
     pets = tmp_path / "pets"
-    decided = [Correction(0, "cat", "accept", "dog"), Correction(3, "dog", "drop", "")]
+    decided = [
+        Correction(0, "cat", "accept", "dog"),
+        Correction(2, "dog", "accept", "cat"),
+        Correction(3, "dog", "drop", ""),
+    ]
     before = {path.relative_to(pets).as_posix(): path.read_bytes() for path in pets.rglob("*.png")}
     done = apply_corrections(pets, decided, layout="links")
     links = {path.relative_to(done.path).as_posix(): path.read_bytes() for path in done.path.rglob("*.png")}
     assert links == {
         "cat/2.png": before["cat/2.png"],
-        "dog/1.png": before["dog/1.png"],
+        "cat/dog-1.png": before["dog/1.png"],
         "dog/cat-1.png": before["cat/1.png"],
     }
-    assert (done.changed, done.dropped) == (1, 1)
+    assert (done.changed, done.dropped) == (2, 1)
     moved = apply_corrections(pets, decided, layout="move")
     assert sorted(path.relative_to(pets).as_posix() for path in pets.rglob("*.png")) == sorted(links)
-    assert moved.path.read_text() == "from,to\ncat/1.png,dog/cat-1.png\ndog/3.png,../pets.dropped/dog/3.png\n"
-    assert undo_moves(pets, moved.path) == 2
+    assert (
+        moved.path.read_text()
+        == "from,to\ncat/1.png,dog/cat-1.png\ndog/1.png,cat/dog-1.png\ndog/3.png,../pets.dropped/dog/3.png\n"
+    )
+    assert undo_moves(pets, moved.path) == 3
     assert {path.relative_to(pets).as_posix(): path.read_bytes() for path in pets.rglob("*.png")} == before
 
 

@@ -550,20 +550,20 @@ def arrange_images(data: Path, new: Changes, out: Path, layout: str) -> None:
         raise InputError(
             f"the labels of {data} are in {file}, and not in the names of folders; leave --as {layout} out."
         )
-    taken = {name for row, name in enumerate(names) if row not in new}
-    places: dict[str, str] = {}
+    taken, places = set(names), dict[str, str]()
     for row, name in enumerate(names):
-        label, old = new.get(row, name.partition("/")[0]), name.partition("/")[0]
+        old, _, rest = name.partition("/")
+        label = new.get(row, old)
         if label is not None and PurePosixPath(label).name != label:
             raise InputError(f'"{label[:40]}" cannot be the name of a folder; leave --as {layout} out.')
-        place = name if row not in new else f"{label}/{name.partition('/')[2]}"
-        if row in new and place in taken:
-            place = f"{label}/{old}-{name.partition('/')[2].replace('/', '-')}"
-        if label is not None:
+        if label is None and layout == "move":
+            places[name] = f"../{top.name}.dropped/{name}"
+        elif label is not None:
+            place = f"{label}/{rest}"
+            while label != old and place in taken:
+                place = f"{label}/{old}-{place.partition('/')[2].replace('/', '-')}"
             taken.add(place)
             places[name] = place
-        elif layout == "move":
-            places[name] = f"../{top.name}.dropped/{name}"
     if layout == "links":
         with replaced_folder(out) as folder:
             for name, place in places.items():
@@ -574,6 +574,9 @@ def arrange_images(data: Path, new: Changes, out: Path, layout: str) -> None:
                     os.link(top / name, folder / place)
         return
     moves = {name: place for name, place in places.items() if name != place}
+    present = next((top / place for place in moves.values() if (top / place).exists()), None)
+    if present is not None:
+        raise InputError(f"{present} exists, and an image would be moved there; rename it, and apply again.")
     write_atomically(out, csv_bytes((("from", "to"), *moves.items())))
     for name, place in moves.items():
         _move(top / name, top / place)
