@@ -68,9 +68,9 @@ def test_options_of_long_commands_are_in_sections_that_exist():
     named = [name for names in PANELS.values() for name in names.split()]
     assert len(named) == len(set(named))
     assert set(named) <= {p.name for params in options.values() for p in params}
-    for name in ("audit", "train", "compare", "tune", "consensus"):
+    for name in ("audit", "train", "compare", "tune", "consensus", "apply"):
         assert {p.name: p.rich_help_panel for p in options[name] if p.rich_help_panel not in PANELS} == {}
-    assert {p.rich_help_panel for p in options["apply"]} == {None}
+    assert {p.rich_help_panel for p in options["review"]} == {None}
 
 
 @pytest.mark.parametrize(("words", "expected"), [("aud", "audit"), ("audit --labels-c", "--labels-columns")])

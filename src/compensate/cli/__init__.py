@@ -42,7 +42,8 @@ PANELS = {
     "Training": "epochs batch_size lr optimizer schedule patience accumulate seed seeds baseline trials",
     "Findings": "only test precision budget with_ top",
     "Size and computing": "memory backend workers every resume",
-    "Output": "out tracker quiet json_",
+    "Changes": "accept swap drop unclear merge units fill undo rematch",
+    "Output": "out layout force tracker quiet json_",
 }
 """The sections of the help of long commands, with the names of their options."""
 MANY = 12  # parameters above which a command has sections
