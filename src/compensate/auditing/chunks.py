@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.content import digest_source, digest_text, short_digest
 from compensate.auditing.labels.sets import label_sets_of_table
-from compensate.auditing.source import embeddings_of, read
+from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
-from compensate.data.columns import is_nested, row_texts
+from compensate.data.columns import embeddings, is_nested, row_texts
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source
 from compensate.data.label_files import read_labels
 from compensate.data.labels import encode_labels
@@ -177,7 +177,7 @@ class RowGroups:
         if self.source.text:
             x = row_texts(frame, self.source.text)
         if self.source.embedding:
-            x = embeddings_of(frame, self.source.embedding, self.path)
+            x = embeddings(frame, self.source.embedding, self.path)
         index = np.arange(self.start, self.start + len(frame))
         return Dataset(x, np.full(len(frame), UNLABELED), (), index=index, raw=frame, source=self.source)
 

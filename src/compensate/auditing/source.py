@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.class_names import merge_spellings
@@ -18,8 +17,8 @@ from compensate.auditing.features import kind_of
 from compensate.auditing.issues import LEAKING, predicts
 from compensate.auditing.labels import KINDS, read_labels
 from compensate.data.arrays import from_arrays, not_finite, read_npz
-from compensate.data.columns import Column, vectors
-from compensate.data.dataset import OTHERS, Dataset, Singles, Source, Splits
+from compensate.data.columns import Column, embeddings
+from compensate.data.dataset import OTHERS, Dataset, Source, Splits
 from compensate.data.folder import read_folder
 from compensate.data.label_files import override_labels
 from compensate.data.labels import encode_labels
@@ -161,21 +160,11 @@ def _array(data: Any) -> NDArray[Any] | None:
     return data if isinstance(data, np.ndarray) else None
 
 
-def embeddings_of(frame: pd.DataFrame, column: str, where: str) -> Singles:
-    """(N, D) the embeddings in a column of a table."""
-    values = vectors(frame[column]) if column in frame.columns else None
-    if values is None:
-        raise InputError(
-            f'{where} has no embeddings of equal length in each row of a column "{column}". Fill or remove rows.'
-        )
-    return values
-
-
 def with_features(data: Dataset, features: ArrayLike | str | Path) -> Dataset:
     """The data with embeddings instead of the samples; the review page still shows the samples."""
     where = str(features) if isinstance(features, (str, Path)) else "features"
     if data.table is not None and where in data.table.columns:
-        values = embeddings_of(data.table, where, data.source.title)
+        values = embeddings(data.table, where, data.source.title)
     else:
         values = np.asarray(features if where == "features" else load(where).train.x, dtype=np.float32)
     values = values.reshape(len(values), -1)

@@ -261,7 +261,7 @@ def audit(
     options |= {"merge_alike": True} if merge_alike else {}
     if probs is not None and (finetune or model is not None):
         raise InputError(f"--probs takes the place of a model; leave out {'--finetune' if finetune else '--model'}.")
-    o.check_path(data, labels, None if features is None else str(features), probs, describe, opinion, test, with_)
+    o.check_path(data, labels, features and str(features), probs, describe, opinion, test, with_)
     if precision is not None and re.fullmatch(r"[\d.]+", precision):
         given |= {"precision": None, "flag_precision": o.share(precision, "--precision")}
     check(budget is None or budget >= 1, "1 or more", **{"--budget": budget})
@@ -272,8 +272,8 @@ def audit(
     if with_ is not None:
         reviewed = ReviewedRun.load(with_)
         request = request.with_defaults(reviewed.request)
-        features = None if request.features is None else str(request.features)
-        o.check_path(request.data, request.labels, features, request.probs, request.test)
+        features = request.features
+        o.check_path(request.data, request.labels, features and str(features), request.probs, request.test)
 
     def judged(data: Dataset, **settings: Any) -> Audit:
         """Audits the data and prints a line for each stage."""

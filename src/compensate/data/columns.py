@@ -154,7 +154,7 @@ def are_lists(texts: Iterable[str]) -> bool:
     return bool(brackets) and float(np.mean(brackets)) >= MIN_SHARE
 
 
-def vectors(column: pd.Series) -> NDArray[np.float32] | None:
+def vectors(column: pd.Series) -> Matrix | None:
     """(N, D) the embeddings in a column of lists, arrays or JSON lists of equally many finite numbers; None if it holds anything else.
 
     >>> vectors(pd.Series([[0.1, 0.2, 0.3], [1, 2, 3]])).shape, vectors(pd.Series(["[1, 2, 3]", "[4, 5, 6]"])).tolist()[0]
@@ -180,6 +180,17 @@ def vectors(column: pd.Series) -> NDArray[np.float32] | None:
         return None
     found = np.stack(rows)
     return found if np.isfinite(found).all() else None
+
+
+def embeddings(frame: pd.DataFrame, name: str, where: str) -> Matrix:
+    """(N, D) the embeddings in a column of a table."""
+    if name not in frame.columns:
+        raise InputError(f'{where} has no column "{name}"; {nearest(name, list(frame.columns))}')
+    values = vectors(frame[name])
+    if values is None:
+        problem = f'the column "{name}" of {where} does not hold embeddings'
+        raise InputError(f"{problem}; expected a list of equally many finite numbers in each row.")
+    return values
 
 
 def median_words(texts: Sequence[str] | NDArray[Any]) -> float:

@@ -19,8 +19,10 @@ from compensate.data.columns import (
     HOLDS_LISTS,
     ID_NAMES,
     Column,
+    Matrix,
     TableEncoder,
     analyze,
+    embeddings,
     is_nested,
     is_row,
     row_texts,
@@ -35,9 +37,10 @@ from compensate.data.label_column import choose_text, decide_label, label_sign, 
 from compensate.data.labels import has_no_label, missing_labels
 from compensate.data.parquet import SUFFIXES as PARQUET
 from compensate.data.parquet import read_parquet
-from compensate.errors import InputError, nearest
+from compensate.errors import InputError
 from compensate.files import check_size, check_width, read_text
 
+PROBED_CELLS = 20  # cells of a column that must be embeddings before all of them are read
 MIN_HEADER_ROWS = 5  # rows from which it is checked whether the first line holds names
 TEXTS = (".csv", ".tsv")
 LINES = (".jsonl", ".ndjson")
@@ -275,25 +278,17 @@ def from_frame(
 
 def _find_embedding(
     frame: pd.DataFrame, name: str | None, where: str, others: Sequence[str | None], wanted: Sequence[str] | None
-) -> tuple[str | None, NDArray[np.float32] | None]:
+) -> tuple[str | None, Matrix | None]:
     """The column of embeddings and its values, as named or as found by the cells."""
     if name is not None:
-        if name not in frame.columns:
-            raise InputError(f'{where} has no column "{name}"; {nearest(name, list(frame.columns))}')
-        values = vectors(frame[name])
-        if values is None:
-            problem = f'the column "{name}" of {where} does not hold embeddings'
-            raise InputError(f"{problem}; expected a list of equally many finite numbers in each row.")
-        return name, values
+        return name, embeddings(frame, name, where)
     free = [c for c in frame.columns if c not in others and (wanted is None or c in wanted)]
-    found = {
-        c: values for c in free if vectors(frame[c].head(20)) is not None and (values := vectors(frame[c])) is not None
-    }
+    free = [c for c in free if vectors(frame[c].head(PROBED_CELLS)) is not None]
+    found = {c: values for c in free if (values := vectors(frame[c])) is not None}
     if len(found) > 1:
-        named = ", ".join(found)
-        raise InputError(
-            f"{where} has several columns of embeddings: {named}. Say which: --features {next(iter(found))}."
-        )
+        first = next(iter(found))
+        named = f'features="{first}" (--features {first} on the command line)'
+        raise InputError(f"{where} has several columns of embeddings: {', '.join(found)}. Say which: {named}.")
     return next(iter(found.items()), (None, None))
 
 
