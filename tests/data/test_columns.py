@@ -299,7 +299,7 @@ def test_embeddings_in_a_column_are_found_by_their_cells(form):
     titles = [f"the title {i} of a film" for i in range(LABEL_COLUMN_N)]
     frame = pd.DataFrame({"vector": [form(row.tolist()) for row in x], "title": titles, "label": classes("a", "b")})
     data = from_frame(frame, "t").train
-    assert data.source.embedding == "vector" and data.source.text == "title", "the page shows the text"
+    assert (data.source.embedding, data.source.text) == ("vector", "title"), "the page shows the text"
     np.testing.assert_allclose(data.x, x, rtol=1e-6)
     assert from_frame(frame, "t", embedding="vector").train.x.shape == (LABEL_COLUMN_N, 8)
     assert from_frame(frame, "t", ignore="vector").train.x[0] == titles[0]
