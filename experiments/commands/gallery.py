@@ -15,7 +15,7 @@ def gallery(
     sets: Annotated[str | None, typer.Option(help="Some of the data sets, such as digits,sst2 [default: all].")] = None,
     results: Annotated[Path, typer.Option(help="Folder of the suspects and verdicts.")] = Path("results/gallery"),
     runs: Annotated[Path, typer.Option(help="Folder of the whole texts, for the reader.")] = Path("runs/gallery"),
-    docs: Annotated[Path, typer.Option(help="Folder of the page, the pictures and the review pages.")] = Path("docs"),
+    docs: Annotated[Path, typer.Option(help="Folder of the page and the pictures.")] = Path("docs"),
     data_dir: o.DataDir = None,
 ) -> None:
     """Audit public data sets as they are published, and list their most suspect labels.
