@@ -18,7 +18,7 @@ from rich.text import Text
 from compensate.auditing.api import audit as judge
 from compensate.auditing.class_names import spellings
 from compensate.auditing.content import sample_content
-from compensate.auditing.issues import summary
+from compensate.auditing.issues import next_step, summary
 from compensate.auditing.labels import labels_of
 from compensate.auditing.page import command
 from compensate.auditing.request import AuditRequest, ReviewedRun, is_main_process, run_audit
@@ -138,10 +138,13 @@ def print_summary(found: Audit, folder: Path) -> None:
         "all rows": f"{folder / 'suspects'}/*.parquet" if found.listed is not None else "",
         "predicted": str(folder / "predictions.csv") if len(found.predicted) else "",
         "also found": f"{summary(issues)}: {folder / 'issues.csv'}" if issues is not None and len(issues) else "",
+        "act on that": next_step(issues, quoted(folder)) if issues is not None and len(issues) else "",
         "then": f"compensate apply {quoted(folder)}" if command(found) else "",
     }
     for name, line in lines.items():
-        if line and (name == "also found" or not by_chance):  # there is nothing to do with labels at chance
+        if line and (
+            name in ("also found", "act on that") or not by_chance
+        ):  # there is nothing to do with labels at chance
             say(f"{name + ':':<13} {line}", wrap=False)
 
 

@@ -104,6 +104,15 @@ def short(text: Any, limit: int = 30) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def plural(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "decision"), plural(1200, "decision")
+    ('1 decision', '1,200 decisions')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def quoted(path: str | Path) -> str:
     """A path as one word of a command line."""
     return shlex.quote(str(path))
