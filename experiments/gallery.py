@@ -117,7 +117,7 @@ def make(name: str, data_dir: Path, results: Path, runs: Path, docs: Path) -> di
     found = audit(*one.read(data_dir))
     order = np.argsort(-found.log_odds, kind="stable")[:TOP].tolist()
     contents = [label_content(found, i) for i in order]
-    stored = {
+    stored: dict[str, Any] = {
         "set": name, "labels": len(found), "flagged": int(found.mask.sum()), "share": [round(v, 4) for v in vars(found.noise_rate).values()],
         "encoder": found.provenance.encoder, "suspects": [_suspect(found, i, c) for i, c in zip(order, contents, strict=True)],
     }  # fmt: skip
@@ -133,7 +133,7 @@ def make(name: str, data_dir: Path, results: Path, runs: Path, docs: Path) -> di
     write_atomically(runs / f"{name}.txt", "\n".join(texts).encode())
     if one.page:
         make_folder(results / "pages")
-        data = to_json(payload(page_of(found.flag(budget=TOP))))
+        data = to_json(payload(page_of(found.flag(budget=TOP)) | {"title": one.title}))
         write_atomically(results / "pages" / f"{name}.json", f"{data}\n".encode())
     make_folder(results)
     write_atomically(path, (json.dumps(stored, indent=1, ensure_ascii=False) + "\n").encode())
