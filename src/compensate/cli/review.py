@@ -18,7 +18,7 @@ from compensate.auditing.decisions import reviewing
 from compensate.auditing.request import AuditRequest, ReviewedRun, run_audit
 from compensate.auditing.server import Review, ReviewServer
 from compensate.cli import options as o
-from compensate.cli.terminal import console, quoted, say
+from compensate.cli.terminal import console, plural, quoted, say
 from compensate.errors import InputError, check
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -57,7 +57,10 @@ def review(
             server.server_close()
             server.merge()
             for each in server.reviews.values():
-                say(f"{len(each.journal.decisions):,} decisions:  compensate apply {quoted(each.folder)}", wrap=False)
+                say(
+                    f"{plural(len(each.journal.decisions), 'decision')}:  compensate apply {quoted(each.folder)}",
+                    wrap=False,
+                )
 
 
 def audit_in_process(run: Path, report: Callable[[str], None]) -> Path:
