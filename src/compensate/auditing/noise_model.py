@@ -22,8 +22,8 @@ r"""From out-of-fold predictions to the probability that a label is wrong.
 
    .. math:: s_i = \ln \sum_{t \ne y_i} \tilde q_t e^{\delta_{t y_i}} - \ln \tilde q_{y_i}.
 
-   We attribute a share of the residual uncertainty :math:`u`, `LEARNED` times :math:`u (1 - u)`, to label errors, because a model with
-   much uncertainty knows too little of the classes; the interval of the share of wrong labels reaches from none to all of it.
+   We attribute a fixed share of the residual uncertainty, `LEARNED`, to label errors; the interval of the share of wrong labels
+   reaches from none to all of it.
 
 Reference: Northcutt, Jiang and Chuang, Confident Learning, 2021, for errors by pairs of classes; Patrini et al., 2017, for transitions.
 """
@@ -45,12 +45,14 @@ from compensate.data.dataset import Estimate, Floats, Ints, Singles
 
 RIDGE = 0.01  # regularization of learner weights toward equal weights
 DIRECTION_SPREAD = 1.25  # prior standard deviation of the deviations of log rates of errors
+MIN_RATIO = 2.0  # of the errors from one class to another to those back: a smaller one is no direction
 LEARNED = 0.2  # share of the residual uncertainty that is attributed to label errors
+MAX_DOUBT = 0.25  # uncertainty beyond this comes from a model that knows too little of the classes, and not from errors
 MAX_LEARNED = 1.2
 """The upper end of the interval, in multiples of the residual uncertainty. In NoisyAG-News, with human errors in one direction, errors are
 1.17 times the uncertainty."""
 
-MARGIN = 0.02  # lower end: the contradicting errors, minus a margin for hard samples
+MIN_SEEN, MARGIN = 0.75, 0.02  # lower end: part of the contradicting errors, minus a margin for hard samples
 SHARES = np.array([1e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4])
 SHARPNESS = np.exp(np.linspace(-0.2, 1.8, 21))
 """The grids of the share and the sharpness."""
@@ -60,6 +62,7 @@ MAX_LOG_LIKELIHOOD_GAP = 1.0
 """Shares within this log likelihood fit equally well, and the largest of them is used. Models of a few hundred rows are nowhere more confident
 than one minus the share of errors: the likelihood does not tell uniform errors from uniformly hard samples."""
 
+MAX_WRONG = 0.5  # largest share of a class that may be written wrongly: with more, its name would mean another class
 CHANCE = 0.02  # labels are unpredictable if the log loss is less than this part below that of the class frequencies
 SHIFT_SPREAD = 0.7
 """The prior standard deviation of the shift of log odds that decisions suggest. Chosen on digits, breast cancer, wine and draws of
@@ -258,16 +261,17 @@ def fit_noise(
             table, chosen = fit, other
     profile, sharp, best = table.max(0), SHARPNESS[table.argmax(0)], float(table.max())  # by share
     k = int(np.flatnonzero(profile >= best - MAX_LOG_LIKELIHOOD_GAP).max())
-    written = SHARES * float(np.exp(log_q).mean(0) @ chosen.sum(1))
-    likely = written[profile >= best - MAX_LOG_LIKELIHOOD_GAP]
-    model = NoiseModel(float(SHARES[k]), float(sharp[k]), chosen, ratios, -np.inf)
+    mean = np.exp(log_q).mean(0)
+    written = np.array([float(mean @ _rates(chosen, share).sum(1)) for share in SHARES])
+    likely = written[profile > best - 1.92]
+    model = NoiseModel(float(SHARES[k]), float(sharp[k]), _rates(chosen, SHARES[k]) / SHARES[k], ratios, -np.inf)
     score, _ = _scores(model.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(model.contradicting(log_q, labels).mean()), 0.0)
     by_chance = -float(np.log(np.maximum(frequency[labels], SMALLEST)).mean())
     return replace(
         model,
-        offset=offset_of_mean(score, LEARNED * doubt * (1 - doubt)),
-        low=max(float(likely.min()) - MARGIN, 0.0),
+        offset=offset_of_mean(score, LEARNED * min(doubt, MAX_DOUBT)),
+        low=max(MIN_SEEN * float(likely.min()) - MARGIN, 0.0),
         high=float(likely.max()) + MAX_LEARNED * doubt,
         by_chance=1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST) < CHANCE,
     )
@@ -318,6 +322,7 @@ def error_directions(log_p: Floats, labels: Ints) -> tuple[Floats, Floats]:
     gain, deviations = float(plain.fun - found.fun), none.copy()
     deviations[off] = found.x[classes + 2 :]
     log_ratios = max(1 - 1 / max(gain, SMALLEST), 0.0) * (deviations - deviations.T)
+    log_ratios[np.abs(log_ratios) < np.log(MIN_RATIO)] = 0
     return log_ratios / 2, rates(found.x[classes + 1], deviations)
 
 
@@ -414,6 +419,12 @@ def _uniform_directions(labels: Ints, classes: int) -> Floats:
     return others / np.maximum(others.sum(1, keepdims=True), SMALLEST)
 
 
+def _rates(directions: Floats, share: float) -> Floats:
+    """(C, C) how often class t is written as j, if this share of all labels is wrong; at most `MAX_WRONG` of a class."""
+    rates = share * directions
+    return rates * np.minimum(1, MAX_WRONG / np.maximum(rates.sum(1, keepdims=True), SMALLEST))
+
+
 def _summed(run: Execution, term: Callable[..., Floats], log_q: Floats, *args: Any) -> Floats:
     """The sum of ``term(rows, log_q, *args)`` over equal parts of the rows, one for each worker."""
     ends = np.linspace(0, len(log_q), run.workers + 1).astype(int).tolist()
@@ -427,26 +438,28 @@ def _portions(rows: slice) -> Iterator[slice]:
 
 
 def _likelihoods(rows: slice, log_q: Floats, labels: Ints, directions: Floats) -> Floats:
-    """The log likelihood of these rows by sharpness and share; zero if more than half of a class were wrong, whose name would mean another.
+    """The log likelihood of these rows by sharpness and share.
 
     Hundreds of passes over the rows use 32 bits; their sum has 64.
     """
     out = directions.sum(1).astype(np.float32)
-    allowed = SHARES[SHARES * out.max() <= 0.5].astype(np.float32)
-    table = np.full((len(SHARPNESS), len(SHARES)), -np.inf)
-    table[:, : len(allowed)] = 0
+    free = SHARES[SHARES * out.max() <= MAX_WRONG].astype(np.float32)
+    bounded = [_rates(directions, e).astype(np.float32) for e in SHARES[len(free) :]]
+    table = np.zeros((len(SHARPNESS), len(SHARES)))
     for part in _portions(rows):
         given = labels[part]
         below = (log_q[part] - log_q[part].max(1, keepdims=True)).astype(np.float32)
         toward = np.take(directions.astype(np.float32), given, 1).T
         left, place = out[given], np.arange(len(given))
+        kept = [((1 - r.sum(1))[given], np.take(r, given, 1).T) for r in bounded]
         for k, t in enumerate(SHARPNESS.astype(np.float32)):
             q = np.exp(t * below)
             q /= q.sum(1, keepdims=True)
             own = q[place, given]
             change = (q * toward).sum(1) - left * own
-            likely = (np.log(own + e * change + np.float32(SMALLEST)) for e in allowed)
-            table[k, : len(allowed)] += [float(one.sum(dtype=np.float64)) for one in likely]
+            likely = [own + e * change for e in free]
+            likely += [own * right + (q * wrong).sum(1) for right, wrong in kept]
+            table[k] += [float(np.log(one + np.float32(SMALLEST)).sum(dtype=np.float64)) for one in likely]
     return table
 
 
