@@ -15,6 +15,7 @@ from compensate._version import __version__
 from compensate.auditing.api import audit
 from compensate.data import gather
 from compensate.files import make_folder, write_atomically
+from compensate.models.networks import Network
 from compensate.training.config import Config
 from compensate.training.evaluation import BATCH, Samples
 from compensate.training.fitting import Result, fit
@@ -59,6 +60,7 @@ def suspicion(result: Result) -> NDArray[np.float64]:
 def features(result: Result) -> NDArray[np.float32]:
     """(N, D) the input of the last layer of the trained model."""
     model, train = result.model.eval(), result.prepared.train
+    assert isinstance(model, Network)
     with torch.no_grad():
         parts = [model.features(model.embed(gather(train, rows)[0])) for rows in Samples.of(train).portions(BATCH)]
     return torch.cat(parts).numpy()
@@ -105,10 +107,9 @@ def section(path: Path) -> list[str]:
         accuracy = [one[name]["accuracy"] for one in found if "accuracy" in one[name]]
         less = "" if name == "robust" else interval([a - b for a, b in zip(own, ap, strict=True)])
         rows.append([name, f"{np.mean(ap):.1f}", less, f"{np.mean(accuracy):.1f}" if accuracy else ""])
-    share = "30 % random labels"
     said = (
-        f"Small CIFAR-10 with {share}, no augmentation, {len(found)} seeds, defaults, last epoch, percent. `criterion.suspects()` of each training, and the "
-        "audit on the same training images, by pixels and by what the network trained with `robust` computes before its last layer. Samples that "
-        "a method withholds are not judged by it and count as last."
+        f"Small CIFAR-10 with 30 % random labels, no augmentation, {len(found)} seeds, defaults, last epoch, percent. `criterion.suspects()` of each "
+        "training, and the audit on the same training images, by pixels and by what the network trained with `robust` computes before its last "
+        "layer. Samples that a method withholds are not judged by it and count as last."
     )
     return ["## Errors that a training finds by itself", said, table_lines(rows), "`python -m experiments suspects`"]
