@@ -155,6 +155,32 @@ class Audit(Findings):
         """The expected share of flags that are right; 1 if there are none."""
         return float(self.p_error[self.mask].mean()) if self.mask.any() else 1.0
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The result in figures and names, ready for JSON."""
+        rate, how = self.noise_rate, self.provenance
+        listed = self.flagged[[name for name in ("label", "given", "suggested") if name in self.suspects]]
+        pairs = [] if self.regression else listed.value_counts().rename("labels").reset_index().to_dict("records")
+        issues = {} if self.found_issues is None else self.found_issues["issue"].value_counts().to_dict()
+        return {
+            "data": self.title,
+            "source": self.source.path,
+            "digest": self.source_digest,
+            "labels": how.rows or len(self),
+            "classes": list(self.classes),
+            "by_chance": bool(how.by_chance),
+            "noise_rate": rate.value,
+            "noise_rate_low": rate.low,
+            "noise_rate_high": rate.high,
+            "flagged": int(self.mask.sum()) if how.flagged is None else how.flagged,
+            "expected_precision": self.expected_precision,
+            "workload": self.workload.to_dict("records"),
+            "pairs": pairs,
+            "issues": issues,
+            "predicted": len(self.predicted),
+            "notes": list(self.notes),
+        }
+
     @cached_property
     def rows(self) -> Ints:
         """(N,) the 0-based row of the source that each label belongs to: a sentence of tagged tokens, an image of masks."""

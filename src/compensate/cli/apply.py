@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from compensate.auditing.request import reopen
 from compensate.auditing.result import Audit, apply_corrections, moves_name
 from compensate.auditing.write_back import open_labels, undo_moves, write_csv
 from compensate.cli import options as o
-from compensate.cli.terminal import plural, quoted, say
+from compensate.cli.terminal import plural, print_json, quoted, say
 from compensate.errors import InputError, nearest
 from compensate.files import check_regular, is_address, write_atomically
 
@@ -50,6 +51,7 @@ def apply(
     delimiter: o.Delimiter = None,
     force: o.Force = False,
     rematch: Annotated[bool, o.option("Match rows by content, for a file that changed since the audit.", "--rematch")] = False,
+    json_: o.Json = False,
 ) -> None:  # fmt: skip
     """Write the data with the corrected labels.
 
@@ -156,6 +158,8 @@ def apply(
     say(f"{done.path}: {', '.join(parts)}")
     if not any((done.changed, *others.values())) and done.matched is None:
         say(f"note: {run} holds no decision, so the labels are as they were")
+    if json_:
+        print_json(asdict(done))
 
 
 def export(
