@@ -27,7 +27,18 @@ from compensate.auditing.request import AuditRequest, ReviewedRun, is_main_proce
 from compensate.auditing.result import Audit
 from compensate.auditing.source import labeled, left_out
 from compensate.cli import options as o
-from compensate.cli.terminal import bar, clock, console, plain_table, plural, print_json, quoted, say, short, stage_progress
+from compensate.cli.terminal import (
+    bar,
+    clock,
+    console,
+    plain_table,
+    plural,
+    print_json,
+    quoted,
+    say,
+    short,
+    stage_progress,
+)
 from compensate.data.dataset import Dataset
 from compensate.data.label_column import UnclearLabel
 from compensate.data.labels import NOT_APPLICABLE

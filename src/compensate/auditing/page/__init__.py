@@ -212,6 +212,7 @@ def page_of(audit: Audit) -> dict[str, Any]:
         "new": [int(int(listed.index[i]) in new) for i in shown],
         "likely": [[] for _ in shown],
         "usual": usual,
+        "why": [[[name, round(value, 2)] for name, value in parts] for parts in listed.reasons(chosen)],
         "likeGiven": [[position[j] for j in likes[i][0]] if likes else [] for i in shown],
         "likeSuggested": [[position[j] for j in likes[i][1]] if likes else [] for i in shown],
     }
