@@ -87,7 +87,7 @@ def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
 
     Args:
         audit: an audit with its data.
-        test: a test set of the same kind; rows that are in both are reported.
+        test: a test set of the same kind; rows that are in both are reported. By default the other parts of the data.
     """
     data = audit.data
     if data is None:
@@ -124,9 +124,10 @@ def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
         detail = f"{described} to {row_name(audit, other)}, labeled {labels[other]}"
         issue = "conflicting_duplicate" if differ else "duplicate"
         add(issue, row, similarity, detail, int(audit.index[other]))
-    for row, other, similarity in () if test is None else shared_with(data, test, kind):
-        assert test is not None
-        add("test_duplicate", row, similarity, f"{row_name(test, other)} of the test set", int(test.index[other]))
+    others = {f"{name} part": part for name, part in data.others.items()} if test is None else {"test set": test}
+    for name, part in others.items():
+        for row, other, similarity in shared_with(data, part, kind):
+            add("test_duplicate", row, similarity, f"{row_name(part, other)} of the {name}", int(part.index[other]))
     findings = [*outliers(audit.vectors, near)]
     if kind == "text":
         findings += odd_texts(texts_of(data))

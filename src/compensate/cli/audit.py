@@ -256,7 +256,7 @@ def audit(
     )] = None,
     finetune: Annotated[bool, o.option("Train the encoder too, with a linear head on the labels; for texts and images.", "--finetune")] = False,
     crossfit: Annotated[bool, o.option("Train the network once per fold, and pool it with the other learners.", "--crossfit")] = False,
-    split: Annotated[str | None, o.option("Rows of a table with a column `split`: train, or all [default: train].")] = None,
+    split: Annotated[str | None, o.option("Rows of a table with a column `split`: train, test, validation or all [default: train].")] = None,
     missing: Annotated[str | None, o.option("Cells that stand for a missing label, e.g. NA,unknown [default: NA, N/A, nan, null and empty cells].")] = None,
     merge_alike: Annotated[bool, o.option("Take labels that differ only in case, spacing or Unicode form for one class.", "--merge-alike")] = False,
     only: Annotated[str | None, o.option("What to look for: labels leaves out duplicates, outliers and other issues [default: all].")] = None,

@@ -189,7 +189,7 @@ def from_frame(
         ignore: columns to leave out.
         columns: the only columns to use, next to the text. By default all but identifiers and columns with one value. ``""``: none.
         embedding: the column of embeddings, which replace all other features; by default the only column of lists of numbers.
-        split: ``"all"`` keeps all rows together and ignores a column ``split``.
+        split: ``"all"`` keeps all rows together; by default a column ``split`` divides them.
         missing: cells of the label column that stand for a missing label; by default see `missing_labels`.
         classes: the class names, if the label column does not hold them all.
         like: a part of the same data that was read before: its columns, classes and features are used.
@@ -202,8 +202,8 @@ def from_frame(
     if like is not None:
         label, text, classes = like.source.label, like.source.text or "", like.classes or None
         task = "regression" if like.regression else task
-    if split not in (None, "train", "all"):
-        raise InputError(f'split is "{split}"; expected train or all.')
+    if split not in (None, "all", *PARTS.values()):
+        raise InputError(f'split is "{split}"; expected train, test, validation or all.')
     if not len(frame):
         raise InputError(f"{where} has no rows.")
     check_width(frame.shape[1], where)
