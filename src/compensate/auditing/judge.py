@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from compensate.auditing.chunks import Chunk, ChunkedDataset, FinishedStages, evenly
-from compensate.auditing.class_names import without_spellings
+from compensate.auditing.class_names import judge_lone, without_spellings
 from compensate.auditing.execution import LOCAL, Execution
 from compensate.auditing.features import (
     MAKERS,
@@ -40,14 +40,13 @@ from compensate.auditing.noise_model import (
     best_linear,
     evidence,
     fit_noise,
-    judge_lone,
     normalized,
     pool,
     pooled,
-    second_opinion,
     shares,
     some_rows,
 )
+from compensate.auditing.opinions import second_opinion
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Singles
 from compensate.errors import InputError
 from compensate.extras import require

@@ -235,7 +235,7 @@ def audit(
     data: Annotated[
         str | None,
         o.argument(
-            "A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
+            "A .csv, .tsv, .jsonl, .json, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
             "a quoted pattern such as `'data/*.parquet'` or `'s3://bucket/data/*.parquet'`, or a named data set."
         ),
     ] = None,
