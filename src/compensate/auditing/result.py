@@ -278,7 +278,7 @@ class Audit(Findings):
     def reasons(self, labels: Ints) -> list[list[tuple[str, float]]]:
         """For each of these labels, the words or columns that speak most against it, and how much; see `Judge.reasons`."""
         data, scorer = self.data, None if self.addresses or self.regression else self.scorer
-        if data is None or scorer is None:
+        if data is None or scorer is None or not len(labels):
             return [[] for _ in labels]
         found = scorer.reasons(data.subset(labels), self.given[labels], self.suggested[labels])
         return [[part for part in parts if part[1] > 0][:REASONS] for parts in found]
