@@ -149,6 +149,18 @@ def test_another_part_is_audited_on_demand(tmp_path, name):
             read(PARTED[name][0](tmp_path), None, None, {"split": "validation"})
 
 
+@pytest.mark.parametrize("way", ["csv", "jsonl", "parquet"])
+def test_a_folder_with_a_file_for_each_part(tmp_path, way):
+    shard = "-00000-of-00001" * (way == "parquet")
+    (tmp_path / "data").mkdir()
+    for part, rows in (("train", 36), ("test", 12)):
+        write_table(frame()[:rows], tmp_path / "data" / f"{part}{shard}.{way}")
+    data = read(tmp_path, None, None, {})
+    assert (len(data), data.source.left_out, list(data.others)) == (36, {"test": 12}, ["test"])
+    assert "data" in data.source.path
+    assert len(read(tmp_path, None, None, {"split": "test"})) == 12
+
+
 @pytest.mark.parametrize("name", ["folder", "saved"])
 def test_parts_whose_decisions_could_not_be_written_are_given_alone(tmp_path, name):
     with pytest.raises(InputError, match=r"decisions about the test part .* give it alone"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from compensate.data.dataset import PARTS, Dataset, Source, Splits
 from compensate.data.folder import read_folder
 from compensate.data.label_files import override_labels
 from compensate.data.labels import encode_labels
-from compensate.data.load import LAYOUTS, NAMED, from_hub, load
+from compensate.data.load import LAYOUTS, NAMED, from_hub, load, part_files
 from compensate.data.parquet import is_pattern, parquet_files
 from compensate.data.tables import from_frame, read_table
 from compensate.errors import InputError, nearest
@@ -48,7 +49,19 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     merge_alike = options.pop("merge_alike", False)
     if isinstance(features, (str, Path)) and not Path(features).suffix and not Path(features).exists():
         options["embedding"], features = str(features), None
+    files = part_files(Path(data).expanduser()) if isinstance(data, (str, Path)) else {}
+    if files and (part := options.pop("split", None) or "train") != "all":
+        if part not in files:
+            raise InputError(f'split is "{part}", and {data} has files for {", ".join(files)}; name one of them.')
+        data = files.pop(part)
     found = read_labels(data, labels, options, _read)
+    if files and found.parts is None and part != "all":
+        others = {}
+        for name, file in files.items():
+            with suppress(InputError):  # a part may lack the label
+                others[name] = load(file, like=found).train
+        left = {name: len(part) for name, part in others.items()}
+        found = replace(found, others=others, source=replace(found.source, left_out=left))
     if merge_alike:
         if found.regression or found.parts is not None:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Samples from a table: CSV, TSV, JSONL, Excel or Parquet files, or a data frame."""
+"""Samples from a table: CSV, TSV, JSON, Excel or Parquet files, or a data frame."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from compensate.files import check_size, check_width, read_text
 PROBED_CELLS = 20  # cells of a column that must be embeddings before all of them are read
 MIN_HEADER_ROWS = 5  # rows from which it is checked whether the first line holds names
 TEXTS = (".csv", ".tsv")
-LINES = (".jsonl", ".ndjson")
+LINES = (".jsonl", ".ndjson", ".json")
 SUFFIXES = (*TEXTS, *LINES, *EXCEL, *PARQUET)  # suffixes of table files; text files may be compressed
 Roles = tuple[Column, ...]
 # Reads a table whose rows have several labels: called with the frame, its name, the `LabelChoice` and options of `from_frame`
@@ -144,7 +144,7 @@ def read_table(
     r"""Samples from a table file: texts if it has a text column, else features from its numbers and categories.
 
     Args:
-        path: a .csv, .tsv, .jsonl (these perhaps compressed), .xlsx or .parquet file, or a folder or pattern of Parquet files.
+        path: a .csv, .tsv, .jsonl, .json (these perhaps compressed), .xlsx or .parquet file, or a folder or pattern of Parquet files.
         label: the label column; see `from_frame`, which has further options.
         encoding, delimiter: of the file; by default UTF-8 and the delimiter of the first line.
 
