@@ -2,6 +2,7 @@
 # make test   the whole test suite
 # make quick  the tests that are not marked slow, in about two minutes
 # make site   the documentation, into site/
+# make dist   the wheel and the sdist, into dist/, and the software bill of materials, into sbom/
 # make fuzz   ten thousand damaged files of each format
 # make faults full disks, limits of the system, and kills of audits, corrections, the review server and workers; takes minutes
 # Each target makes its own virtual environment first. Nothing else needs to be installed but Python >= 3.10.
@@ -12,7 +13,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= auto
 
-.PHONY: demo test quick fuzz faults lint format bench docs site clean wheel-test
+.PHONY: demo test quick fuzz faults lint format bench docs site dist clean wheel-test
 
 demo: $(VENV)/.base
 	$(BIN)/compensate demo
@@ -59,12 +60,22 @@ docs: $(VENV)/.base
 site: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-# The wheel alone, in an environment of its own and outside of this folder: commands, page and data must all be in it.
-wheel-test: $(VENV)/.test
+# The wheel alone, installed by its name in environments outside of this folder, and the time of its first minute.
+wheel-test: $(VENV)/.release
 	sh tests/packaging/try_wheel.sh $(BIN)/python
 
+# The bill of materials lists what an installation with encoders brings, in the CycloneDX format.
+dist: $(VENV)/.release
+	rm -rf dist sbom
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv sbom/venv
+	sbom/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --find-links dist "compensate[encoders]"
+	sbom/venv/bin/python -m pip uninstall --quiet --yes pip
+	$(BIN)/cyclonedx-py environment sbom/venv/bin/python --pyproject pyproject.toml --output-reproducible --validate --output-file sbom/compensate.cdx.json
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist sbom .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -83,4 +94,8 @@ $(VENV)/.lint: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e ".[docs]"
+	touch $@
+
+$(VENV)/.release: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) "build>=1.2" "twine>=6.1" "cyclonedx-bom>=6"
 	touch $@

@@ -9,7 +9,7 @@ from pathlib import Path
 from experiments.claims import CLAIMS
 from experiments.comparing import Comparison, Value, table_lines, words
 from experiments.cost import NOTE
-from experiments.protocols import PROTOCOLS, Scale
+from experiments.protocols import PROTOCOLS, Scale, choice_name
 from experiments.report import table_section
 from experiments.tables import published
 
@@ -63,12 +63,12 @@ def _with_values(found: Comparison, title: str, values: Mapping[tuple[str, int],
 
 def _choices(results: Path, tables: Iterable[Comparison], scale: Scale) -> list[str]:
     rows = [["data", "method", "chosen of", "chosen", "noisy validation accuracy of each trial, %"]]
-    for name in dict.fromkeys(found.table.tuned_as for found in tables):
-        path = results / f"{name}-{scale}-chosen.json"
+    for name in dict.fromkeys(choice_name(found.table, scale) for found in tables):
+        path = results / f"{name}-chosen.json"
         for method, found in json.loads(path.read_text(encoding="utf-8")).items():
             trials = [f"{100 * t['validation']:.1f}" for t in found["trials"]]
             hyper = words(found["chosen"], " = ", 4)
-            rows.append([name, method, str(len(trials)), hyper, " ".join(trials)])
+            rows.append([name.removesuffix(f"-{scale}"), method, str(len(trials)), hyper, " ".join(trials)])
     said = (
         "Every method had the same number of trials (listed in `experiments/protocols.py`), at one noise level per data set "
         f"({', '.join(f'{d}: {p.tuned_at}' for d, p in PROTOCOLS[scale].items() if d != 'cifar100')}), "

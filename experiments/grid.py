@@ -21,8 +21,9 @@ from compensate.training.evaluation import BATCH, Samples
 from compensate.training.preparation import load_model, prepare_run
 from compensate.training.workers import LOST, Backend, side_by_side
 from experiments.archive import Archive, Record, record_of
+from experiments.comparing import stored_choice
 from experiments.data import SOURCES, find_source
-from experiments.protocols import ATTACKS, Cell, Scale, trials
+from experiments.protocols import ATTACKS, PROTOCOLS, Cell, Scale, choice_name, trials
 from experiments.tables import Published
 
 ATTACKED = 1000
@@ -53,7 +54,7 @@ class Place:
 
     def chosen_path(self, table: Published, scale: Scale) -> Path:
         """The file of chosen hyper-parameters."""
-        return self.results / f"{table.tuned_as}-{scale}-chosen.json"
+        return self.results / f"{choice_name(table, scale)}-chosen.json"
 
 
 def work(config: Config, attacked: bool, runs: Path, data_dir: Path | None) -> tuple[Config, Record | str]:
@@ -133,7 +134,9 @@ def choose(
     lost: Callable[[Config, str], None] = lambda config, message: None,
 ) -> dict[str, dict[str, Any]]:
     """The hyper-parameters of each method of a table; see `best_of`. One choice is used for all columns."""
-    archive = Archive(place.results / f"{table.tuned_as}-{scale}-search.jsonl")
+    if PROTOCOLS[scale][table.dataset].chosen_on:
+        return stored_choice(place.chosen_path(table, scale))
+    archive = Archive(place.results / f"{choice_name(table, scale)}-search.jsonl")
     by_method = {m: trials(table, scale, m) for m in methods}
     return best_of(by_method, archive, place.chosen_path(table, scale), place, done, lost)
 

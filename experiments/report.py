@@ -17,7 +17,7 @@ from experiments.comparing import (
     table_lines,
 )
 from experiments.explained import explained
-from experiments.protocols import Scale, cells
+from experiments.protocols import Scale, cells, choice_name
 from experiments.tables import Published, every, published
 
 _SAID = {
@@ -33,7 +33,7 @@ _NUMBERS = ("no", "one", "two", "three")
 def comparison(table: Published, results: Path, scale: Scale) -> Comparison | None:
     """The trained part of a table, or None; comparisons of methods include methods that the paper does not have."""
     archive = Archive(results / f"{table.dataset}-{scale}.jsonl")
-    path = results / f"{table.tuned_as}-{scale}-chosen.json"
+    path = results / f"{choice_name(table, scale)}-chosen.json"
     if not len(archive) or not path.is_file():
         return None
     chosen = stored_choice(path)
@@ -168,9 +168,7 @@ def _missing(tables: Mapping[str, Comparison]) -> list[str]:
     for table in every().values():
         found = tables.get(table.id)
         if found is None:
-            rows.append(
-                [table.id, "all: the images are not available" if table.dataset == "cifar100" else "all", "", ""]
-            )
+            rows.append([table.id, "all", "", ""])
             continue
         known = [row for row in table.rows if not row.endswith("-adversarial")] + found.further_rows
         wanted = [(row, c) for row in known for c in found.columns]

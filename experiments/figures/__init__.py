@@ -117,6 +117,8 @@ FIGURES: dict[str, Drawing] = {
             "1,138 of 5,000 samples are there, and the others form a plateau up to |v| = 2 instead of a tail. With λ = 0.05 one sample is at zero, "
             "and the peak is at |v| = 2.9. This differs from the paper's figure because the network does not yet explain its labels, not because "
             "of the data.",
+            "cifar100": "The same network on 5,000 images of CIFAR-100 with their original labels (Fig. A-2): two samples are near zero and the peak is "
+            "at |v| = 3.7. With 50 images a class the network explains few of its labels, hence no tail from zero as in the paper.",
         },
     ),
     "strength": Drawing(

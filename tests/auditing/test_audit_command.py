@@ -46,8 +46,8 @@ def test_a_table_from_audit_to_corrected_file(table, tmp_path):
     said = run("audit", "people.csv")
     assert 'label column "target" (2 classes' in said
     assert "1 without a label" in said
-    assert "fitted 5 folds · columns 1.0 · agrees with 0." in said
-    assert "of labels look wrong" in said
+    assert "judged 5 folds · by columns 100% · predictions agree with " in said
+    assert "of the labels look wrong" in said
     (folder,) = (tmp_path / "runs").iterdir()
     assert f"review them: compensate review runs/{folder.name} or open" in said
     assert f"then: compensate apply runs/{folder.name}" in said
@@ -72,7 +72,7 @@ def test_a_table_from_audit_to_corrected_file(table, tmp_path):
     assert (fixed["target"] == true).mean() > (frame["target"] == true).mean()
     sure = suspects[suspects["p_error"] >= 0.8]
     said = run("apply", "people.csv", folder, "--accept", 0.8, "-o", "sure.csv")
-    assert f"{len(sure)} of 499 labels have a probability of error of 0.8 or more" in said
+    assert f"{len(sure)} of 499 labels are wrong with a probability of 0.8 or more" in said
     changed = np.flatnonzero(pd.read_csv("sure.csv", keep_default_na=False)["target"] != frame["target"])
     assert sorted(changed) == sorted(sure["index"])
     for asked, refused in (
@@ -85,7 +85,7 @@ def test_a_table_from_audit_to_corrected_file(table, tmp_path):
 
 def test_a_model_is_trained_and_its_checkpoints_are_cleared_away(table, tmp_path):
     said = run("audit", "people.csv", "--model", "mlp", "--epochs", 3, "--out", "runs/mine")
-    assert "model 1.0" in said
+    assert "by model 100%" in said
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["mine"]
     lines = (tmp_path / "runs" / "mine" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 3
@@ -249,7 +249,7 @@ def test_encoding_and_delimiter_of_the_audit_hold_for_what_follows(table, tmp_pa
     with pytest.raises(InputError, match='the character "日", which latin-1 has not'):
         found.apply([replace(accepted[0], decision="other", label="日")], "other.csv")
     assert Path("python.csv").read_bytes() == Path("people.fixed.csv").read_bytes()
-    assert run("check", "people.csv", "--against", "run").endswith("0 look wrong")
+    assert run("check", "people.csv", "--against", "run").endswith("0 labels look wrong")
 
 
 # --- files and folders, by audits that need no training -------------------------------------------------------

@@ -156,11 +156,14 @@ def test_descriptions_are_compared_with_texts_by_their_words() -> None:
     texts = [" ".join(rng.choice(words[k], 3)) + f" {i % 17}" for i, k in enumerate(kind)]
     made = Dataset(np.array(texts, dtype=object), kind, ("money", "sport"))
     said = {"money": "the stock market and a bank", "sport": "a match of one team and a goal"}
-    found = described(said, made, make_views(made, "none"))
+    views = make_views(made, "none")
+    found = described(said, made.classes, views, [views.views])
+    parts = [[view.subset(rows) for view in views.views] for rows in (slice(0, 70), slice(70, None))]
+    np.testing.assert_allclose(described(said, made.classes, views, parts), found, atol=1e-6)
     np.testing.assert_allclose(found.mean(0), 0, atol=1e-9)
     assert (found.argmax(1) == 1 - kind).mean() > 0.95
     with pytest.raises(InputError, match='class "sport"'):
-        described({"money": "a bank"}, made, make_views(made, "none"))
+        described({"money": "a bank"}, made.classes, views, [views.views])
 
 
 def test_opinions_are_refused_where_they_cannot_be_used() -> None:

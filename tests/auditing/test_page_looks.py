@@ -173,7 +173,7 @@ def test_five_thousand_images_stay_smooth(open_page: Callable[..., Any]) -> None
           return took.sort((a, b) => a - b);
         }"""
     )
-    assert tab.inner_text(".position") == "51 of 5,000"
+    assert tab.inner_text(".position") == "label 51 of 5,000"
     # Other work on the machine makes steps slow; the quickest few show what the page itself takes.
     assert took[2] < 50, took
     tab.evaluate("() => { document.querySelector('.strip').scrollLeft = 84 * 4000 }")
@@ -191,7 +191,7 @@ def test_five_thousand_images_stay_smooth(open_page: Callable[..., Any]) -> None
         }"""
     )
     assert accepted < 500
-    assert tab.inner_text(".progress-words") == "5,000 of 5,000 decided"
+    assert tab.inner_text(".progress-words") == "5,000 of 5,000 labels decided"
 
 
 # The states at the edges
@@ -202,7 +202,7 @@ def test_nothing_flagged_shows_the_least_certain(open_page: Callable[..., Any]) 
     assert tab.inner_text(".fact") == "No label stands out"
     assert "The 20 least certain" in tab.inner_text(".hero-next")
     tab.click("text=Look at them")
-    assert tab.inner_text(".position") == "1 of 20"
+    assert tab.inner_text(".position") == "label 1 of 20"
 
 
 def test_five_hundred_classes_show_the_twenty_largest_pairs(open_page: Callable[..., Any]) -> None:

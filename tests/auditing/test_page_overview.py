@@ -90,9 +90,9 @@ def test_curves_are_compared_as_they_end(open_page, robust: float, plain: float,
 
 def test_an_open_interval_is_explained_and_a_narrow_one_is_not(open_page: Callable[..., Any]) -> None:
     told = open_page(small(noise=OPEN), "overview").inner_text(".between").replace("\xa0", " ")
-    assert told == "between 1.0 % and 25 %: the features cannot tell more (10 rows)"
+    assert told == "between 1.0 % and 25 % of 10 labels. The range is wide: wrong labels and unusual rows look alike to the models."
     told = open_page(small(noise=SHARP), "overview").inner_text(".between").replace("\xa0", " ")
-    assert told == "between 4.0 % and 6.0 %, out of 10 rows"
+    assert told == "between 4.0 % and 6.0 % of 10 labels"
 
 
 def test_the_page_says_which_models_judged_and_what_may_be_done_with_the_encoder(open_page: Callable[..., Any]) -> None:
@@ -103,7 +103,7 @@ def test_the_page_says_which_models_judged_and_what_may_be_done_with_the_encoder
     told = open_page(small(evidence=evidence), "overview").inner_text(".how").replace("\xa0", " ")
     models = "MiniLM with LogComp (40 %) and nearest neighbors (30 %) and words with LogComp (30 %)."
     assert f"models that had not seen it: {models}" in told
-    assert "They agree with 88 % of the labels. Encoder: MiniLM, license Apache-2.0." in told
+    assert "Their predictions agree with 88 % of the labels. Encoder: MiniLM, license Apache-2.0." in told
     assert told.endswith("An encoder for images helps.")
     assert open_page(small(), "overview").locator(".how").count() == 0
 
@@ -140,7 +140,7 @@ def test_flags_on_nearly_every_label_are_a_warning(open_page, flagged: int, expe
 
 def test_the_bar_counts_all_flags_also_those_that_are_not_on_the_page(open_page: Callable[..., Any]) -> None:
     tab = open_page(small(rows=90_000, all_flagged=7_312), "overview")
-    assert tab.inner_text(".flag-count") == "7,312 flagged"
+    assert tab.inner_text(".flag-count") == "7,312 labels flagged"
     assert tab.inner_text(".fact") == "7,312 labels are flagged"
 
 
@@ -159,7 +159,7 @@ def test_quantities_have_words_of_their_own(open_page: Callable[..., Any]) -> No
     tab.click("text=Review them")
     assert tab.inner_text(".choice.accept .choice-note").startswith("usual error ± ")
     assert tab.inner_text(".choice.keep .choice-note").endswith("× the usual error")
-    assert tab.inner_text(".like-name >> nth=0").startswith("well predicted values near")
+    assert tab.inner_text(".like-name >> nth=0").startswith("similar rows with values near")
     assert "label" not in tab.inner_text("main") + text
     tab.keyboard.press("b")
     assert "would take the suggested value" in tab.inner_text("dialog")
@@ -175,5 +175,5 @@ def test_no_quantity_stands_out_in_its_own_words(open_page: Callable[..., Any]) 
 def test_the_page_says_how_many_errors_to_expect(open_page) -> None:
     tab = open_page(small(workload=[[50, 47.2, 30.0, 50.0], [1000, 612.0, 90.0, 930.0]]), "overview")
     said = tab.inner_text(".hero-next")
-    assert "the first 50: about 47 (30 to 50)" in said
-    assert "the first 1,000: about 612 (90 to 930)" in said
+    assert "about 47 in the first 50 (30 to 50)" in said
+    assert "about 612 in the first 1,000 (90 to 930)" in said

@@ -68,7 +68,7 @@ def test_twenty_decisions_by_keyboard_and_mouse_reach_the_file(open_page: Callab
             expected[row] = {0: ("accept", after(given[row])), 1: ("reject", given[row]), 3: ("skip", "")}[row % 4]
         tab.click(selector + " >> nth=0")
     skipped = sum(decision == "skip" for decision, _ in expected.values())
-    assert progress(tab) == f"{20 - skipped} of 40 decided"
+    assert progress(tab) == f"{20 - skipped} of 40 labels decided"
 
     tab.keyboard.press("u")  # the last one, and back again
     assert place(tab).startswith("row 19")
@@ -82,7 +82,7 @@ def test_twenty_decisions_by_keyboard_and_mouse_reach_the_file(open_page: Callab
     tab.reload()
     assert place(tab).startswith("row 20")
     made = [decision for decision, _ in expected.values()]
-    assert progress(tab) == f"{20 - made.count('skip')} of 40 decided"
+    assert progress(tab) == f"{20 - made.count('skip')} of 40 labels decided"
     tab.keyboard.press("u")  # undo outlives the reload
     assert place(tab).startswith("row 19")
     tab.keyboard.press("a")
@@ -104,12 +104,12 @@ def test_filters_and_orders(open_page: Callable[..., Any]) -> None:
     tab = open_page(texts_page(given, classes=CLASSES))
     p = [0.99 - 0.9 * row / 40 for row in range(40)]
     tab.select_option("[aria-label='Class pair']", label="cat → dog (10)")
-    assert tab.inner_text(".position") == "1 of 10"
+    assert tab.inner_text(".position") == "label 1 of 10"
     assert place(tab) == f"row {given.index('cat')}"
     tab.fill("[aria-label='Least probability of error']", "0.5")
     tab.press("[aria-label='Least probability of error']", "Tab")
     expected = [row for row in range(40) if given[row] == "cat" and p[row] >= 0.5]
-    assert tab.inner_text(".position") == f"1 of {len(expected)}"
+    assert tab.inner_text(".position") == f"label 1 of {len(expected)}"
     tab.click("text=Clear filters")
     tab.select_option("[aria-label='Order']", "useful")
     useful = sorted(range(40), key=lambda row: (abs(round(p[row], 6) - 0.5), row))
@@ -136,7 +136,7 @@ def test_a_decision_under_a_filter_does_not_make_the_list_jump(open_page: Callab
         ".choice, .stage, .strip, .tools", "all => all.map(e => e.getBoundingClientRect().top)"
     )
     tab.keyboard.press("a")
-    assert tab.inner_text(".position") == "2 of 8"
+    assert tab.inner_text(".position") == "label 2 of 8"
     assert before == tab.eval_on_selector_all(
         ".choice, .stage, .strip, .tools", "all => all.map(e => e.getBoundingClientRect().top)"
     )
@@ -153,20 +153,20 @@ def test_many_are_accepted_at_once_with_a_preview_and_undone_at_once(
     certain = [row for row in range(1, 40) if round(0.99 - 0.9 * row / 40, 6) >= 0.8]
     assert tab.inner_text("dialog .preview p >> nth=0").startswith(f"{len(certain)} rows of this list")
     assert tab.locator("dialog .preview-items li").count() == len(certain)
-    assert progress(tab) == "1 of 40 decided"  # a preview decides nothing
+    assert progress(tab) == "1 of 40 labels decided"  # a preview decides nothing
     tab.click(f"text=Accept {len(certain)} suggestions")
-    assert progress(tab) == f"{len(certain) + 1} of 40 decided"
+    assert progress(tab) == f"{len(certain) + 1} of 40 labels decided"
     found = {c.index: c.label for c in read_corrections(export(tab, tmp_path)) if c.decision == "accept"}
     assert found == {row: after(given[row]) for row in certain}
     tab.click("#toast button")
-    assert progress(tab) == "1 of 40 decided"
+    assert progress(tab) == "1 of 40 labels decided"
 
 
 def test_a_cell_of_the_heat_map_opens_its_pair(open_page: Callable[..., Any]) -> None:
     tab = open_page(texts_page(labels(40), classes=CLASSES), "overview")
     tab.click(".heat button[aria-label^='dog looks like fox']")
     assert tab.url.endswith("#review")
-    assert tab.inner_text(".position") == "1 of 10"
+    assert tab.inner_text(".position") == "label 1 of 10"
     assert tab.inner_text(".choice.keep .choice-label") == "dog"
     assert tab.inner_text(".choice.accept .choice-label") == "fox"
     tab.go_back()
@@ -208,7 +208,7 @@ def test_all_classes_are_found_by_name_the_likeliest_first(open_page: Callable[.
 
 
 @pytest.mark.parametrize(
-    ("p", "said"), [(0.001, "certain examples of cat"), (0.06, "likely examples of cat (wrong with up to 0.06)")]
+    ("p", "said"), [(0.001, "examples of cat that look right"), (0.06, "examples of cat (wrong with a probability of up to 0.06)")]
 )
 def test_examples_are_called_certain_only_if_they_are(open_page: Callable[..., Any], p: float, said: str) -> None:
     page = texts_page(["cat"], classes=CLASSES)
@@ -250,7 +250,7 @@ def test_decisions_belong_to_one_audit(open_page: Callable[..., Any]) -> None:
     kept = tab.evaluate("() => Object.keys(localStorage)")
     assert len(kept) == 1
     other = open_page(texts_page(labels(9), classes=CLASSES))
-    assert progress(other) == "0 of 9 decided"
+    assert progress(other) == "0 of 9 labels decided"
 
 
 def test_the_keyboard_alone_is_enough_and_focus_is_seen(open_page: Callable[..., Any]) -> None:
@@ -273,7 +273,7 @@ def test_the_keyboard_alone_is_enough_and_focus_is_seen(open_page: Callable[...,
     assert tab.is_visible("dialog >> text=undo the last step")
     tab.keyboard.press("a")  # a key belongs to the dialog while it is open
     tab.keyboard.press("Escape")
-    assert progress(tab) == "0 of 8 decided"
+    assert progress(tab) == "0 of 8 labels decided"
     unnamed = tab.eval_on_selector_all(
         "button, a, input, select",
         "all => all.filter(e => !(e.textContent.trim() || e.getAttribute('aria-label') || e.closest('label'))).length",
@@ -298,12 +298,12 @@ def test_storage_that_fails_is_said(open_page: Callable[..., Any]) -> None:
     tab = open_page(texts_page(labels(3), classes=CLASSES))
     tab.evaluate("() => { Storage.prototype.setItem = () => { throw new Error('full') } }")
     tab.keyboard.press("a")
-    assert progress(tab) == "1 of 3 decided · not kept"
+    assert progress(tab) == "1 of 3 labels decided · not kept"
 
 
 @pytest.mark.parametrize("flagged", [2, None])
 def test_only_flagged_rows_are_asked_for_first(open_page: Callable[..., Any], flagged: int | None) -> None:
     tab = open_page(texts_page(labels(8), classes=CLASSES, flagged=flagged))
-    assert tab.inner_text(".position") == ("1 of 2" if flagged else "1 of 8")
-    assert progress(tab).endswith("of 2 decided" if flagged else "of 8 decided")
+    assert tab.inner_text(".position") == ("label 1 of 2" if flagged else "label 1 of 8")
+    assert progress(tab).endswith("of 2 labels decided" if flagged else "of 8 labels decided")
     assert tab.locator("text=flagged only").count() == (1 if flagged else 0)

@@ -54,18 +54,18 @@ def test_what_is_decided_in_one_tab_is_on_disk_and_seen_in_another(
     one, two = open_tab(server), open_tab(server)
     for key in "aks":
         one.keyboard.press(key)
-    until(one, "2 of 30 decided · saved")
+    until(one, "2 of 30 labels decided · saved")
     assert decisions(server) == {0: "accept", 1: "reject", 2: "skip"}
-    until(two, "2 of 30 decided")
+    until(two, "2 of 30 labels decided")
     assert "accepted" in two.inner_text(".place"), "the item that is open says what the other tab decided"
     two.keyboard.press("k")  # the later decision holds
     until(two, "· saved")
     assert decisions(server)[0] == "reject"
     one.keyboard.press("u")
-    until(one, "2 of 30 decided · saved")
+    until(one, "2 of 30 labels decided · saved")
     assert 2 not in decisions(server)
     one.reload()
-    until(one, "2 of 30 decided · saved")
+    until(one, "2 of 30 labels decided · saved")
 
 
 def test_decisions_without_a_server_are_kept_and_sent_when_it_is_back(
@@ -74,15 +74,15 @@ def test_decisions_without_a_server_are_kept_and_sent_when_it_is_back(
     server = serve()
     tab = open_tab(server)
     tab.keyboard.press("a")
-    until(tab, "1 of 30 decided · saved")
+    until(tab, "1 of 30 labels decided · saved")
     server.shutdown()
     server.server_close()
     tab.keyboard.press("k")
-    until(tab, "2 of 30 decided · not saved")
+    until(tab, "2 of 30 labels decided · not saved")
     assert "Not saved yet: 1 decision" in tab.inner_text(".notice")
     assert "compensate review" in tab.inner_text(".notice")
     back = serve(port=server.port, token=server.token)
-    until(tab, "2 of 30 decided · saved")
+    until(tab, "2 of 30 labels decided · saved")
     assert decisions(back) == {0: "accept", 1: "reject"}
     assert not tab.is_visible(".notice")
 
@@ -129,11 +129,11 @@ def test_finishing_names_the_command_and_audits_again(
     assert "rows 11, 12" in said
     tab.click(".since button")
     assert "new" in tab.inner_text(".place")
-    assert tab.inner_text(".position") == "1 of 4"
+    assert tab.inner_text(".position") == "label 1 of 4"
 
 
 def test_the_same_file_from_disk_asks_nobody(open_page: Callable[..., Any]) -> None:
     tab = open_page(texts_page(["cat", "dog"] * 3, classes=CLASSES))
     tab.keyboard.press("a")
-    assert progress(tab) == "1 of 6 decided"
+    assert progress(tab) == "1 of 6 labels decided"
     assert tab.inner_text("button.export").startswith("Export")

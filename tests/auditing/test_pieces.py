@@ -25,7 +25,7 @@ from commands import run
 from scipy.stats import spearmanr
 
 from compensate import audit
-from compensate.auditing import api, chunks, execution
+from compensate.auditing import api, chunks, execution, judge
 from compensate.auditing.annotators import audit_votes, wide_votes
 from compensate.auditing.execution import Cluster, Execution
 from compensate.auditing.learners import View, judge_view
@@ -253,6 +253,31 @@ def test_the_command_writes_all_rows_as_partitions(table: Path, audited: Audit, 
     assert "rome" in (out / "report.html").read_text()
     assert json.loads((out / "audit" / "audit.json").read_text())["config"]["rows"] == 399
     assert not list(tmp_path.glob(".run*"))
+
+
+def test_opinions_in_pieces_weigh_as_in_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = made()
+    opinion = np.where(np.arange(len(y)) % 3 == 0, -1, audit(x, y).probabilities.argmax(1))
+    assert_same(audit(x, y, opinion=opinion, memory="4GB"), audit(x, y, opinion=opinion))
+    np.save(tmp_path / "x.npy", x)
+    monkeypatch.setattr(api, "FEATURE_SHARE", 0)
+    monkeypatch.setattr(judge, "MIN_FITTED", 200)
+    part = audit(str(tmp_path / "x.npy"), labels=y, opinion=opinion, memory="4GB")
+    assert part.config["fitted_rows"] == 200
+    assert part.config["views"]["opinion"] > 0
+    assert spearmanr(part.log_odds, audit(x, y, opinion=opinion).log_odds)[0] > 0.9
+
+
+@pytest.mark.parametrize("asked", [("--budget", 7), ("--precision", 0.5, "--budget", 30)])
+def test_flags_in_pieces_follow_a_budget_and_a_precision(
+    table: Path, audited: Audit, tmp_path: Path, asked: Any
+) -> None:
+    run("audit", table, "--memory", "4GB", "--out", tmp_path / "run", *asked)
+    options = dict(zip((name.strip("-") for name in asked[::2]), asked[1::2], strict=True))
+    wanted = audited.flag(**options)
+    rows = pd.read_parquet(tmp_path / "run" / "suspects")
+    np.testing.assert_array_equal(rows["index"][rows["flagged"]], wanted.index[wanted.mask])
+    assert int(Audit.load(tmp_path / "run" / "audit").mask.sum()) == int(wanted.mask.sum())
 
 
 def test_what_an_interrupted_audit_finished_is_not_taken_for_another(

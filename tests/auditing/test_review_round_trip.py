@@ -484,7 +484,7 @@ def test_decisions_on_the_served_page_change_the_decided_labels_alone(
         assert not out.exists()
         return
     assert "1 of " in said, said
-    assert "labels changed, 1 kept as they were, 1 skipped" in said
+    assert "labels changed, 1 kept as given, 1 skipped" in said
     source = folder / case.source if case.source else data
     changed = changes(case, source, out)
     assert len(changed) == case.size(accepted)
@@ -501,7 +501,7 @@ def test_decisions_on_the_served_page_change_the_decided_labels_alone(
     assert f"3 decisions of {folder}" in said
     assert f"{len(taken)} suggestions accepted without review" in said
     assert f"{1 + len(taken)} of " in said
-    assert "labels changed, 1 kept as they were, 1 skipped" in said
+    assert "labels changed, 1 kept as given, 1 skipped" in said
     changed = changes(case, source, out)
     assert len(changed) == sum(case.size(row) for row in (accepted, *taken))
     for place, (old, new) in changed.items():

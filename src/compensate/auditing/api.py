@@ -30,7 +30,7 @@ from compensate.auditing.judge import Judge, compute_features, judge_chunks
 from compensate.auditing.labels import labels_of
 from compensate.auditing.labels.base import Judging
 from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds
-from compensate.auditing.noise_model import NOTE, SMALLEST, after_decisions, judge, pool
+from compensate.auditing.noise_model import NOTE, SMALLEST, after_decisions, judge, normalized, pool
 from compensate.auditing.opinions import described, opinion_of
 from compensate.auditing.result import FLAGGED, Audit, build_audit
 from compensate.auditing.source import check_options, labeled, read
@@ -159,13 +159,7 @@ def audit(
     if memory is None and backend == "local" and not is_address(data) and not isinstance(data, ChunkedDataset):
         source = read(data, labels, features, options)
     else:
-        refused: dict[str, Any] = {
-            "model": model,
-            "finetune": finetune or None,
-            "decisions": decisions,
-            "features": features,
-        }
-        refused |= {"describe": describe, "opinion": opinion}
+        refused = {"model": model, "finetune": finetune or None, "decisions": decisions, "features": features}
         odd = [name for name, value in refused.items() if value is not None]
         if odd:
             raise InputError(f"{odd[0]} is not supported with memory= or backend=; leave out one or the other.")
@@ -268,7 +262,11 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
         if how.describe is not None:
             if features is None:
                 raise InputError("descriptions of classes need features; leave describe out, or add crossfit=True.")
-            opinions["descriptions"] = described(how.describe, data, features, how.device)
+            every: Any = [features.views]
+            if isinstance(data, ChunkedDataset) and len(part) < len(data):
+                known = stages.embedded if features.encoder else lambda k: None
+                every = (features.of(chunk.read(), known(k)) for k, chunk in enumerate(data.pieces))
+            opinions["descriptions"] = described(how.describe, data.classes, features, every, how.device)
         former = given[part]
         if decided is not None:
             former = np.where(decided.rows & (given != UNLABELED), decided.before, given)
@@ -277,15 +275,24 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
             features, given[part], folds[:, part].astype(np.int64), data.classes,
             seed=how.seed, trees=_forest_trees(how.memory, len(part), data.num_classes, times), rows=len(data),
             keep=fits or not chunked, trusted=None if decided is None else decided.rows, former=former,
-            networks=networks, opinions=opinions, run=how.run, progress=how.progress,
+            networks=networks, opinions={n: o[part] for n, o in opinions.items()}, run=how.run, progress=how.progress,
         )  # fmt: skip
+        opinion: Any = sum(fitted.opinions[n] * normalized(o) for n, o in opinions.items()) if opinions else None
         learned = np.unique(given[rows])
         log_q: Any = fitted.log_q
         if isinstance(data, ChunkedDataset):
             assert features is not None
             features = replace(features, views=())
             columns = judge_chunks(
-                data, fitted, folds, learned, flagged=FLAGGED, stages=stages, run=how.run, progress=how.progress
+                data,
+                fitted,
+                folds,
+                learned,
+                opinion,
+                flagged=FLAGGED,
+                stages=stages,
+                run=how.run,
+                progress=how.progress,
             )
             note = f"Learners were fitted on {len(part):,} of {len(data):,} rows, evenly spaced; every row was judged. "
             searched = "The rows were read in chunks: duplicates and outliers were not searched."
@@ -337,7 +344,9 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
             **found,
         )
         if isinstance(data, ChunkedDataset):
-            findings = replace(findings, listed=_listed_rows(findings, data, labeled_rows, folds, fitted, stages))
+            findings = replace(
+                findings, listed=_listed_rows(findings, data, labeled_rows, folds, fitted, stages, opinion)
+            )
         return findings
 
 
@@ -391,7 +400,13 @@ def _first(texts: list[str]) -> str:
 
 
 def _listed_rows(
-    whole: Findings, data: ChunkedDataset, rows: Ints, folds: NDArray[np.int8], judge: Judge, stages: FinishedStages
+    whole: Findings,
+    data: ChunkedDataset,
+    rows: Ints,
+    folds: NDArray[np.int8],
+    judge: Judge,
+    stages: FinishedStages,
+    opinion: Any,
 ) -> dict[str, Any]:
     """The fields of an audit of the listed rows, with their samples: the most suspect ones, and the most certain ones of each class."""
     suspects = np.argpartition(-whole.log_odds, min(MAX_LISTED, len(rows) - 1))[:MAX_LISTED]
@@ -408,7 +423,8 @@ def _listed_rows(
     if made.encoder is not None:
         embedded = np.concatenate([stages.embedded(k)[here] for k, _, here in data.chunks(places) if len(here)])
     if judge.log_q is None:
-        log_q = judge.predict(samples, folds[:, places].astype(np.int64), embedded=embedded)
+        said = None if opinion is None else opinion[places]
+        log_q = judge.predict(samples, folds[:, places].astype(np.int64), embedded=embedded, opinion=said)
     else:
         log_q = judge.log_q[places]
     digests = data.source.row_digests

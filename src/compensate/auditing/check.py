@@ -73,9 +73,9 @@ class Finding:
         given, suggested = (_printable(n if len(n) <= MAX_LABEL else n[: MAX_LABEL - 1] + "…") for n in both)
         if self.why == "unknown class":
             return f'"{given}" is not a class of the audited data, "{suggested}" is likeliest (row {self.row})'
-        p = "> 0.99" if 0.995 < self.p_error < 1 else f"= {self.p_error:.2f}"  # rounding must not claim certainty
+        p = "> 0.99" if 0.995 < self.p_error < 1 else f"{self.p_error:.2f}"  # rounding must not claim certainty
         kind = "new row" if self.why == "new" else "another label than audited, row"
-        return f'"{given}" looks wrong, "{suggested}" is likelier (p {p}, {kind} {self.row})'
+        return f'"{given}" looks wrong, "{suggested}" is likelier (probability of error {p}, {kind} {self.row})'
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class Checked:
     def message(self) -> str:
         """A summary in one line."""
         n = len(self.findings)
-        wrong = "1 looks wrong" if n == 1 else f"{n:,} look wrong"
+        wrong = "1 label looks wrong" if n == 1 else f"{n:,} labels look wrong"
         unlabeled = f", {self.unlabeled:,} without a label" if self.unlabeled else ""
         return (
-            f"{_printable(self.file)}: {self.rows:,} rows, {self.known:,} known{unlabeled}; {self.new:,} new and "
-            f"{self.relabeled:,} relabeled were judged: {wrong}"
+            f"{_printable(self.file)}: {self.rows:,} rows, {self.known:,} of them as audited{unlabeled}; judged {self.new:,} new and "
+            f"{self.relabeled:,} relabeled rows: {wrong}"
         )
 
 

@@ -338,7 +338,6 @@ class FinishedStages:
     def write_judged(self, chunk: int, columns: Mapping[str, NDArray[Any]], classes: tuple[str, ...]) -> None:
         """Stores the judged rows of a chunk: columns (B,) by name; "given" and "suggested" are class numbers, -1 for missing ones."""
         pyarrow = require("pyarrow", "writing suspects as Parquet", "parquet")
-        from pyarrow import parquet
 
         names = pyarrow.array(classes, pyarrow.string())
         table = {}
@@ -347,7 +346,22 @@ class FinishedStages:
             if name in ("given", "suggested"):
                 codes = pyarrow.array(values.astype(np.int32), mask=values == UNLABELED)
                 table[name] = pyarrow.DictionaryArray.from_arrays(codes, names)
-        out = pyarrow.BufferOutputStream()
-        parquet.write_table(pyarrow.table(table), out)
         make_folder(self.folder / "suspects")
-        write_atomically(self.judged(chunk), out.getvalue().to_pybytes())
+        _write_table(pyarrow.table(table), self.judged(chunk))
+
+    def flag(self, index: Ints) -> None:
+        """Flags the judged rows with these indices, and no others."""
+        from pyarrow import array, parquet
+
+        for file in sorted((self.folder / "suspects").glob("*.parquet")):
+            table = parquet.read_table(file, partitioning=None)
+            flagged = array(np.isin(table["index"].to_numpy(), index))
+            _write_table(table.set_column(table.column_names.index("flagged"), "flagged", flagged), file)
+
+
+def _write_table(table: Any, path: Path) -> None:
+    from pyarrow import BufferOutputStream, parquet
+
+    out = BufferOutputStream()
+    parquet.write_table(table, out)
+    write_atomically(path, out.getvalue().to_pybytes())

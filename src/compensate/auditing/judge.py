@@ -60,6 +60,7 @@ class Judge:
         noise: the noise model.
         by_fold: for each view, the learners by fold, which are not stored.
         shares: by view and learner, the weight as a share of all.
+        opinions: by name, the weight of each opinion itself apart from the learners of it; not stored.
         log_q: (N, C) the pooled out-of-fold log probabilities of the fitted rows, if they were kept.
     """
 
@@ -69,6 +70,7 @@ class Judge:
     noise: NoiseModel
     by_fold: tuple[ByFold, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
+    opinions: Mapping[str, float] = field(default_factory=dict)
     log_q: Floats | None = None
 
     @staticmethod
@@ -110,29 +112,36 @@ class Judge:
         if keep and progress is not None:
             progress("judging", 0, 1)
         log_q, weights = pool({**log_p, **(networks or {})}, labels[predicted])
+        reported, itself = dict(weights), {}
         for name, opinion in (opinions or {}).items():
-            learned: dict[str, NDArray[np.floating]] = {"itself": normalized(opinion)}
+            learned: dict[str, NDArray[np.floating]] = {name: normalized(opinion[predicted])}
             guess = np.where(opinion.any(1), opinion.argmax(1), UNLABELED)
             if len(np.unique(guess[guess != UNLABELED])) > 1:
                 alone = options | {"trusted": None, "steps": Steps()}
-                for view in views:
+                for view, one in zip(views, fitted, strict=True):
                     judged = judge_view(view, guess, folds, FOLDS, len(classes), **alone)
-                    learned |= {f"{view.name}: {n}": p for n, p in judged.log_p.items()}
-            log_q, weights[name] = second_opinion(log_q, pool(learned, labels)[0], labels)
+                    learned |= {f"{view.name}: {name}: {n}": p for n, p in judged.log_p.items()}
+                    one.models.update({f"{name}: {n}": model for n, model in judged.models.items()})
+                    one.by_fold.update({f"{name}: {n}": models for n, models in judged.by_fold.items()})
+            said, own = pool(learned, labels[predicted])
+            log_q, reported[name] = second_opinion(log_q, said, labels[predicted])
+            weights |= {n: reported[name] * weight for n, weight in own.items()}
+            itself[name] = weights[name]
         log_q = without_spellings(log_q, labels[predicted], classes)
         noise = fit_noise(
             log_q, (labels if former is None else former)[predicted], best_linear(log_p, labels[predicted]), run=run
         )
         if keep:
             run.finish()
-        of_view = [{n: weights[f"{v.name}: {n}"] for n in one.log_p} for v, one in zip(views, fitted, strict=True)]
+        of_view = [{n: weights[f"{v.name}: {n}"] for n in one.models} for v, one in zip(views, fitted, strict=True)]
         return Judge(
             makers=() if features is None else features.makers,
             learners=tuple(one.models for one in fitted),
             weights=tuple(of_view),
             noise=noise,
             by_fold=() if keep else tuple(one.by_fold for one in fitted),
-            shares=shares(weights),
+            shares=shares(reported),
+            opinions=itself,
             log_q=log_q if keep else None,
         )
 
@@ -142,6 +151,7 @@ class Judge:
         folds: Ints | None = None,
         *,
         embedded: Singles | None = None,
+        opinion: Floats | None = None,
         progress: Progress | None = None,
     ) -> Floats:
         """(N, C) the pooled log probabilities of some samples.
@@ -150,6 +160,7 @@ class Judge:
             data: samples of the kind that was fitted on.
             folds: (R, N) the folds of these rows, which are then predicted by models that did not learn from them; None for new rows.
             embedded: (N, D) the embeddings of the samples, if there is an encoder and they are known.
+            opinion: (N, C) the sum of the opinions on these rows, times their weights.
             progress: of the encoder.
         """
         log_p: list[Singles] = []
@@ -162,6 +173,9 @@ class Judge:
                 found = predict_rows(view, {name: self.by_fold[k][name] for name in used}, folds)
             log_p += found.values()
             weights += used.values()
+        if opinion is not None:
+            log_p.append(opinion.astype(np.float32))
+            weights.append(1.0)
         return pooled(np.array(weights), log_p)
 
     def score(self, log_q: Floats, labels: Ints) -> tuple[Floats, Floats, Ints]:
@@ -372,6 +386,7 @@ def judge_chunks(
     judge: Judge,
     folds: NDArray[np.int8],
     learned: Ints,
+    opinion: Floats | None = None,
     *,
     flagged: float,
     stages: FinishedStages,
@@ -380,14 +395,16 @@ def judge_chunks(
 ) -> dict[str, NDArray[Any]]:
     """(N,) each: the columns of `Judge.judge_rows` of all rows. Each chunk first writes its own to a file.
 
-    Labels with a probability of error from ``flagged`` on are flagged; ``learned`` are the classes with two or more rows.
+    Labels with a probability of error from ``flagged`` on are flagged; ``learned`` are the classes with two or more rows, and ``opinion`` is
+    as for `Judge.predict`.
     """
     parquet = require("pyarrow.parquet", "writing suspects as Parquet", "parquet")
     places = [slice(piece.start, piece.start + piece.rows) for piece in data.pieces]
     missing = []
     for k, (piece, rows) in enumerate(zip(data.pieces, places, strict=True)):
         if not stages.judged(k).exists():
-            known = (piece, folds[:, rows]) if judge.log_q is None else judge.log_q[rows]
+            said = None if opinion is None else opinion[rows]
+            known = (piece, folds[:, rows], said) if judge.log_q is None else judge.log_q[rows]
             missing.append((k, data.index[rows], data.target[rows], known))
     total = len(data.pieces)
     # The learners by fold are separate arguments, as when they were fitted: workers have them already.
@@ -407,7 +424,7 @@ def judge_chunks(
 
 
 def _judge_chunk(
-    item: tuple[int, Ints, Ints, tuple[Chunk, NDArray[np.int8]] | Floats],
+    item: tuple[int, Ints, Ints, tuple[Chunk, NDArray[np.int8], Floats | None] | Floats],
     judge: Judge,
     classes: tuple[str, ...],
     learned: Ints,
@@ -417,9 +434,10 @@ def _judge_chunk(
 ) -> int:
     k, index, given, rows = item
     if isinstance(rows, tuple):
-        chunk, folds = rows
+        chunk, folds, opinion = rows
         embedded = stages.embedded(k) if any(isinstance(maker, Embeddings) for maker in judge.makers) else None
-        rows = replace(judge, by_fold=by_fold).predict(chunk.read(), folds.astype(np.int64), embedded=embedded)
+        judge, divisions = replace(judge, by_fold=by_fold), folds.astype(np.int64)
+        rows = judge.predict(chunk.read(), divisions, embedded=embedded, opinion=opinion)
     found = judge.judge_rows(rows, given, classes, learned)
     columns = {"index": index, "given": given, "suggested": found["suggested"]}
     columns |= {name: found[name].astype(np.float32) for name in ("score", "p_error")}

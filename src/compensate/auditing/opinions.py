@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.features import FeatureViews, Words
+from compensate.auditing.learners import View
 from compensate.data.dataset import UNLABELED, Dataset, Floats
 from compensate.data.label_files import read_labels
 from compensate.data.labels import encode_labels
@@ -28,16 +29,23 @@ SMALLEST = 1e-6  # probability
 
 
 def described(
-    descriptions: Mapping[str, str] | str | Path, data: Dataset, features: FeatureViews, device: Any = None
+    descriptions: Mapping[str, str] | str | Path,
+    classes: Sequence[str],
+    features: FeatureViews,
+    chunks: Iterable[Sequence[View]],
+    device: Any = None,
 ) -> Floats:
-    """(N, C) similarities of the samples to a description of each class, with mean 0 for each sample and class, and variance 1."""
+    """(N, C) similarities of samples to a description of each class, with mean 0 for each sample and class, and variance 1.
+
+    The views of ``chunks`` are those of ``features``, of all rows in their order.
+    """
     said = descriptions if isinstance(descriptions, Mapping) else read_descriptions(descriptions)
-    missing = [name for name in data.classes if name not in said]
+    missing = [name for name in classes if name not in said]
     if missing:
         raise InputError(
-            f'there is no description of the class "{missing[0][:40]}"; give a sentence for each class: {", ".join(data.classes)[:200]}.'
+            f'there is no description of the class "{missing[0][:40]}"; give a sentence for each class: {", ".join(classes)[:200]}.'
         )
-    texts = [str(said[name]) for name in data.classes]
+    texts = [str(said[name]) for name in classes]
     words = next((maker for maker in features.makers if isinstance(maker, Words)), None)
     if features.encoder is not None:
         from compensate.encoders import encode
@@ -47,13 +55,14 @@ def described(
             raise InputError(
                 f"{features.encoder.name} does not encode descriptions; choose an encoder of texts, or a CLIP model."
             )
-        similar = features.views[features.makers.index(features.encoder)].x @ encoded.values.T
+        place, axes = features.makers.index(features.encoder), encoded.values.T
     elif words is not None:
-        similar = (features.views[features.makers.index(words)].x @ words.vectorizer.transform(texts).T).toarray()
+        place, axes = features.makers.index(words), words.vectorizer.transform(texts).T.toarray()
     else:
         raise InputError(
             "descriptions of classes need texts, or images and a CLIP encoder; for other data give an opinion (--opinion)."
         )
+    similar = np.concatenate([views[place].x @ axes for views in chunks])
     centered = similar - similar.mean(1, keepdims=True)
     centered -= centered.mean(0)
     return np.asarray(centered / max(float(centered.std()), SMALLEST), np.float64)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from compensate.auditing.api import audit_probabilities
-from compensate.auditing.chunks import open_chunks
+from compensate.auditing.chunks import FinishedStages, open_chunks
 from compensate.auditing.content import digest_file
 from compensate.auditing.decisions import Correction, find_rows, run_decisions
 from compensate.auditing.features import unused_encoder
@@ -218,6 +218,8 @@ def run_audit(
     provenance = replace(audit.provenance, asked=request.stored())
     audit = replace(audit, notes=tuple(dict.fromkeys([*audit.notes, *notes])), provenance=provenance)
     if reviewed is None:
+        if audit.provenance.first is not None and audit.listed is not None:
+            FinishedStages(stages).flag(audit.index[audit.mask])
         write_run(audit, folder, more=None if audit.listed is None else partial(shutil.move, stages / "suspects"))
     else:
         audit = reviewed.compare(audit)

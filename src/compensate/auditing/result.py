@@ -76,8 +76,8 @@ class Audit(Findings):
     def __repr__(self) -> str:
         r = self.noise_rate
         return (
-            f"Audit of {self.title}: {len(self):,} labels, about {r.value:.1%} look wrong ({r.low:.1%} to {r.high:.1%}), "
-            f"{int(self.mask.sum()):,} flagged at {self.expected_precision:.2f} expected precision"
+            f"Audit of {self.title}: {len(self):,} labels, about {r.value:.1%} look wrong ({r.low:.1%} to {r.high:.1%}); "
+            f"{self.flag_summary}"
         )
 
     _repr_html_ = audit_html
@@ -114,8 +114,6 @@ class Audit(Findings):
         """
         check(precision is None or 0 < precision <= 1, "a share above 0 and up to 1", precision=precision)
         check(budget is None or budget >= 1, "1 or more", budget=budget)
-        if self.listed is not None:
-            raise InputError("precision and budget of flags are not supported for data in chunks; leave them out.")
         first = None if precision is None and budget is None else min(budget or len(self), len(self))
         if precision is not None:
             p = np.sort(self.p_error)[::-1]
@@ -133,6 +131,23 @@ class Audit(Findings):
         numbers = [n for n in WORKLOADS if n <= len(self)] or [len(self)]
         rows = self.provenance.expected or [(n, *vars(self.expected_errors(n)).values()) for n in numbers]
         return pd.DataFrame(rows, columns=["first", "errors", "low", "high"]).round(1).astype({"first": int})
+
+    @property
+    def flag_summary(self) -> str:
+        """How many labels are flagged, and how many of them should be wrong.
+
+        >>> from compensate.data import digits, noise
+        >>> from compensate.auditing.api import audit
+        >>> found = audit(digits().relabel(noise.symmetric(digits().target, 10, 0.2).labels), encoder="none")
+        >>> found.flag(budget=50).flag_summary
+        '50 labels flagged; nearly all of them should be wrong'
+        """
+        flagged, noun, share = int(self.mask.sum()), "value" if self.regression else "label", self.expected_precision
+        if flagged < 2:
+            sure = f"; it is wrong with a probability of {share:.2f}"
+            return f"{flagged} {noun}{'s' * (not flagged)} flagged{sure * flagged}"
+        wrong = f"about {share * flagged:,.0f} of them ({share:.0%})" if share < 0.995 else "nearly all of them"
+        return f"{flagged:,} {noun}s flagged; {wrong} should be wrong"
 
     @property
     def expected_precision(self) -> float:
@@ -237,7 +252,9 @@ class Audit(Findings):
         if self.listed is None:
             return self
         expected = tuple(map(tuple, self.workload.to_numpy().tolist()))
-        provenance = replace(self.provenance, rows=len(self), flagged=int(self.mask.sum()), expected=expected)
+        first = self.provenance.first and int(np.isin(self.listed["index"], self.index[self.mask]).sum())
+        flagged = int(self.mask.sum())
+        provenance = replace(self.provenance, rows=len(self), flagged=flagged, expected=expected, first=first)
         return replace(self, listed=None, **self.listed, provenance=provenance)
 
     def report(self, path: str | Path, *, data: Dataset | None = None) -> Path:

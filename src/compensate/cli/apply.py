@@ -85,8 +85,8 @@ def apply(
         if accept is not None:  # decisions of people take precedence over suggestions
             sure, reviewed = found.accepted(accept, relabel=swap), {c.index for c in decided}
             p = found.p_error[found.p_error >= accept]
-            expected = f", of which {p.mean():.0%} are expected to be wrong indeed" if len(p) else ""
-            say(f"{len(sure):,} of {len(found):,} labels have a probability of error of {accept:g} or more{expected}")
+            expected = f"; about {p.sum():,.0f} of them ({p.mean():.0%}) should be wrong" if len(p) else ""
+            say(f"{len(sure):,} of {len(found):,} labels are wrong with a probability of {accept:g} or more{expected}")
             taken = tuple(c for c in sure if c.index not in reviewed)
             decided, said = (*decided, *taken), f"{said}, {len(taken):,} suggestions accepted without review"
         elif not decided:
@@ -110,10 +110,9 @@ def apply(
         say("; ".join(parts))
     elif not done.checked:
         say("note: these corrections do not name the file they are about; only the labels of the rows were compared")
-    say(
-        f"{done.path}: {done.changed:,} of {done.rows:,} labels changed, {done.kept:,} kept as they were, "
-        f"{done.skipped:,} skipped"
-    )
+    others = {"kept as given": done.kept, "skipped": done.skipped}
+    parts = [f"{done.changed:,} of {done.rows:,} labels changed", *(f"{n:,} {what}" for what, n in others.items() if n)]
+    say(f"{done.path}: {', '.join(parts)}")
     if not (done.changed or done.kept or done.skipped) and done.matched is None:
         say(f"note: {run} holds no decision, so the labels are as they were")
 

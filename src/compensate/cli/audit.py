@@ -109,19 +109,18 @@ def print_summary(found: Audit, folder: Path) -> None:
     """Prints the share of wrong labels, the most suspect ones, and the next commands."""
     rate, flagged = found.noise_rate, int(found.mask.sum())
     what = "values" if found.regression else "labels"
-    precision = f" — {flagged:,} flagged, at {found.expected_precision:.2f} expected precision"
-    if not flagged:
-        precision = f" — none of the {what} stands out; the least certain are on the page"
     by_chance = bool(found.provenance.by_chance)
-    said = f"about {rate.value:.1%} of {what} look wrong ({rate.low:.1%} to {rate.high:.1%}){precision}"
+    said = f"about {rate.value:.1%} of the {what} look wrong (90% interval: {rate.low:.1%} to {rate.high:.1%})"
     say(f"the {what} cannot be judged: see the note above" if by_chance else said)
     if not by_chance and rate.low <= 0 and rate.high > max(WIDE, 2 * rate.value):
-        wide = "the interval is wide: these features cannot tell errors that a model learns from samples that are hard"
+        wide = f"the interval is wide: wrong {what} and unusual rows look alike to the models"
         console.print(wide, style="dim")
     if not by_chance:
+        least = f"no {what[:-1]} stands out; the page shows the least certain rows"
+        say(found.flag_summary if flagged else least)
         say(describe_workload(found))
     if flagged and found.regression:
-        table = plain_table("row", "given → suggested", "p", padding=(0, 3, 0, 0))
+        table = plain_table("row", "given → suggested", "probability of error", padding=(0, 3, 0, 0))
         for row in found.flagged.head(PAIRS).itertuples():
             table.add_row(str(row[1]), Text(f"{row.given} → {row.suggested}"), f"{row.p_error:.2f}")
         console.print(table)
@@ -149,10 +148,10 @@ def print_summary(found: Audit, folder: Path) -> None:
 def describe_workload(found: Audit) -> str:
     """One line: how many errors are expected in the first labels of the list."""
     parts = [
-        f"{row.first:,}: about {row.errors:,.0f}{' errors' * (k == 0)} ({row.low:,.0f} to {row.high:,.0f})"
+        f"{row.errors:,.0f} in the first {row.first:,}{' of the list' * (k == 0)} ({row.low:,.0f} to {row.high:,.0f})"
         for k, row in enumerate(found.workload.itertuples())
     ]
-    return f"look at the first {', '.join(parts)}"
+    return f"wrong {'values' if found.regression else 'labels'} to expect: {', '.join(parts)}"
 
 
 def _pairs(found: Audit) -> Table:
@@ -290,11 +289,12 @@ def audit(
         weights: Counter[str] = Counter()
         for name, weight in how.views.items():
             weights[name.split(": ")[0]] += weight  # type: ignore[assignment]
-        views = ", ".join(f"{short(name)} {weight:.1f}" for name, weight in weights.most_common(4) if weight >= 0.05)
+        views = ", ".join(f"{short(name)} {weight:.0%}" for name, weight in weights.most_common(4) if weight >= 0.05)
         agrees = how.agreement or 0.0
-        fits = f"explains {agrees:.2f} of the spread" if found.regression else f"agrees with {agrees:.2f} of labels"
-        spent = clock(time.perf_counter() - started)
-        say(f"fitted    {how.folds} folds · {views} · {fits} · {spent}")
+        fits = f"predictions agree with {agrees:.0%} of the labels"
+        if found.regression:
+            fits = f"the usual error is {agrees:.0%} smaller than that of the median"
+        say(f"judged    {how.folds} folds · by {views} · {fits} · {clock(time.perf_counter() - started)}")
         if how.hint:
             say(f"better features: {how.hint}", wrap=False)
         return found

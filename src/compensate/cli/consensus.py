@@ -79,16 +79,16 @@ def consensus(
     write_run(found, folder, more=tables)
     for note in found.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
-    table = plain_table("annotator", "votes", "right (90 % interval)", padding=(0, 3, 0, 0))
+    table = plain_table("annotator", "votes", "share of right votes (90% interval)", padding=(0, 3, 0, 0))
     for who, row in agreed.quality.sort_values("accuracy").head(SHOWN).iterrows():
-        right = f"{row['accuracy']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        right = f"{row['accuracy']:.0%} ({row['low']:.0%} to {row['high']:.0%})"
         table.add_row(Text(str(who)), f"{int(row['votes']):,}", right)
     if len(agreed.quality) > SHOWN:
-        table.add_row(Text(f"and {len(agreed.quality) - SHOWN} better ones", style="dim"), "", "")
+        table.add_row(Text(f"and {len(agreed.quality) - SHOWN} better annotators", style="dim"), "", "")
     console.print(table)
     changed = int(((agreed.label != votes.majority()) & (votes.counts.sum(1) > 0)).sum())
     wrong = agreed.p_error().mean()
-    say(f"the consensus differs from the majority in {changed:,} items; about {wrong:.1%} of it is still wrong")
+    say(f"the consensus differs from the majority for {changed:,} items; about {wrong:.1%} of its labels should be wrong")
     for what, said in {
         "consensus": folder / "consensus.csv",
         "annotators": folder / "annotators.csv",

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from compensate.cli import options as o
-from compensate.cli.terminal import console, plain_table, say
+from compensate.cli.terminal import console, plain_table, quoted, say
 
 
 @o.with_shared
@@ -88,8 +88,8 @@ def train(
         )
         return
     write_csv(folder / "suspects.csv", suspects)
-    judged = "compensate audit judges by models that did not see the label"
-    say(f"suspects: {folder / 'suspects.csv'}, {flagged:,} flagged; {judged}", wrap=False)
+    say(f"suspects: {folder / 'suspects.csv'}: {flagged:,} of {len(suspects):,} labels flagged by the model that trained on them", wrap=False)
+    say(f"to judge each label by models that did not see it: compensate audit {quoted(config.data)}", wrap=False)
 
 
 def training_command(given: Mapping[str, Any], **more: Any) -> str:

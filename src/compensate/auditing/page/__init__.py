@@ -108,9 +108,8 @@ def render_page(page: Mapping[str, Any]) -> str:
 def audit_html(audit: Audit) -> str:
     """The summary for notebooks: noise rate, top suspects and confused classes."""
     rate, what = audit.noise_rate, "values" if audit.regression else "labels"
-    flags = f"{int(audit.mask.sum()):,} of {len(audit):,} flagged in {audit.title}, at {audit.expected_precision:.2f} expected precision"
-    interval = f" of {what} look wrong ({rate.low:.1%} to {rate.high:.1%}): "
-    headline = element("p", element("b", f"{rate.value:.1%}"), interval, flags)
+    interval = f" of {what} look wrong ({rate.low:.1%} to {rate.high:.1%}) in {audit.title}: {audit.flag_summary}"
+    headline = element("p", element("b", f"{rate.value:.1%}"), interval)
     if audit.provenance.by_chance:
         unknown = f"The {what} of {audit.title} cannot be predicted from the samples, so none can be judged."
         headline = element("p", unknown)

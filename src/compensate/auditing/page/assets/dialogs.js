@@ -119,7 +119,7 @@ function bulkDialog(done) {
       fill(preview, el("p", { class: "muted" }, "No undecided row of this list is as certain as that. Lower the threshold, or widen the filters."));
       return;
     }
-    const doubt = right < 0.5 ? "expected: hardly any of them wrongly" : `expected: about ${count(Math.round(right))} of them wrongly`;
+    const doubt = right < 0.5 ? "hardly any of them wrongly" : `about ${count(Math.round(right))} of them wrongly`;
     fill(
       preview,
       el("p", null, el("b", null, count(chosen.length, "row")), " of this list would take the suggested ", noun, ", ", doubt, "."),

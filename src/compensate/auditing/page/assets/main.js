@@ -14,7 +14,7 @@ function makeFrame() {
   frame.notice = el("p", { class: "notice", role: "alert", hidden: true });
   fill(
     byId("bar"),
-    el("div", { class: "data-name" }, el("b", null, label(data.title, 80)), el("span", { class: "flag-count" }, data.predictable && `${count(data.allFlagged)} flagged`)),
+    el("div", { class: "data-name" }, el("b", null, label(data.title, 80)), el("span", { class: "flag-count" }, data.predictable && `${count(data.allFlagged, noun)} flagged`)),
     el("nav", { "aria-label": "Views" }, Object.values(frame.tabs)),
     el("div", { class: "progress" }, frame.progress, el("span", { class: "meter", "aria-hidden": "true" }, frame.fill)),
     frame.export,
@@ -25,7 +25,7 @@ function makeFrame() {
 function showProgress() {
   const tally = store.tally();
   const kept = served ? " · " + sync.words() : store.kept ? "" : " · not kept";
-  frame.progress.textContent = `${count(tally.decided)} of ${count(goal)} decided` + kept;
+  frame.progress.textContent = `${count(tally.decided)} of ${count(goal, noun)} decided` + kept;
   frame.progress.title = store.kept ? "" : "This browser does not let the page keep your decisions. Export before you close it.";
   showNotice();
   frame.fill.style.setProperty("width", goal ? (100 * tally.decided) / goal + "%" : "0");

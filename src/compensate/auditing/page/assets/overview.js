@@ -19,7 +19,7 @@ function hero(open) {
       { class: "hero-number" },
       el("h1", null, el("span", { class: "big" }, known ? percent(value) : "?"), " ", el("span", { class: "big-what" }, `of ${noun}s look wrong`)),
       known && low !== null && high !== null && [
-        el("p", { class: "between" }, "between ", el("b", null, percent(low)), " and ", el("b", null, percent(high)), isOpen(low, high) ? `: the features cannot tell more (${count(data.rows, "row")})` : `, out of ${count(data.rows, "row")}`),
+        el("p", { class: "between" }, "between ", el("b", null, percent(low)), " and ", el("b", null, percent(high)), ` of ${count(data.rows, noun)}`, isOpen(low, high) && `. The range is wide: wrong ${noun}s and unusual rows look alike to the models.`),
         intervalPicture([value, low, high]),
       ],
     ),
@@ -72,14 +72,14 @@ function somethingFlagged(open) {
 
 function expectedWrong(n, wrong) {
   if (n === 1) return `It is wrong with a probability of ${probability(data.precision)}.`;
-  if (wrong >= 100) return "Nearly every one of them is expected to be wrong.";
-  return `About ${wrong} in 100 of them are expected to be really wrong, the others right after all.`;
+  if (wrong >= 100) return "Nearly all of them should be wrong.";
+  return `About ${count(Math.round(data.precision * n))} of them (${wrong} %) should be wrong, the others right after all.`;
 }
 
 // How many errors a reader of the list may expect to find.
 function workload() {
-  const said = data.workload.map(([first, errors, low, high]) => el("li", null, `the first ${count(first)}: about ${count(Math.round(errors))} (${count(Math.round(low))} to ${count(Math.round(high))})`));
-  return [el("p", { class: "muted" }, "Errors to expect in the list:"), el("ul", { class: "checks" }, said)];
+  const said = data.workload.map(([first, errors, low, high]) => el("li", null, `about ${count(Math.round(errors))} in the first ${count(first)} (${count(Math.round(low))} to ${count(Math.round(high))})`));
+  return [el("p", { class: "muted" }, `Wrong ${noun}s to expect in the list:`), el("ul", { class: "checks" }, said)];
 }
 
 function nothingFlagged(open) {
@@ -103,7 +103,7 @@ function howFound() {
   const told = views.filter(([, weight]) => weight >= 0.005).sort((a, b) => b[1] - a[1]);
   const says = [];
   if (told.length > 0) says.push([`Each ${noun} was judged by models that had not seen it: `, listed(byView(told)), "."]);
-  if (agreement !== null && !regression) says.push([` They agree with ${percent(agreement)} of the labels.`]);
+  if (agreement !== null && !regression) says.push([` Their predictions agree with ${percent(agreement)} of the labels.`]);
   if (agreement > 0 && regression) says.push([` Their usual error is ${percent(agreement)} smaller than that of the median of all values.`]);
   if (encoder) says.push([" Encoder: ", prose(clip(encoder, 120)), license && [", license ", prose(clip(license, 120))], "."]);
   if (says.length === 0 && !hint) return null;

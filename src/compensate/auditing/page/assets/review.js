@@ -97,7 +97,7 @@ function makeFilters() {
     });
   }
   f.show = select("all", [["all", "all"], ["undecided", "undecided"], ["decided", "decided"], ["skipped", "skipped"], ...(data.since === null ? [] : [["new", "new"]])], (show) => change({ show }), "Show");
-  f.order = select("certain", [["certain", "most certain first"], ["useful", "most useful first"]], (order) => change({ order }), "Order");
+  f.order = select("certain", [["certain", "most suspect first"], ["useful", "hardest to judge first"]], (order) => change({ order }), "Order");
   f.flagged = el("input", { type: "checkbox", checked: filters.flagged });
   f.flagged.addEventListener("change", () => change({ flagged: f.flagged.checked }));
   f.clear = el("button", { type: "button", class: "link", onclick: () => resetFilters(change) }, "Clear filters");
@@ -107,7 +107,7 @@ function makeFilters() {
     "div",
     { class: "filters" },
     !regression && el("label", null, el("span", null, "Pair"), f.pair),
-    el("span", { class: "range", role: "group", "aria-label": "Probability of error" }, el("span", null, "Probability"), f.low, " to ", f.high),
+    el("span", { class: "range", role: "group", "aria-label": "Probability of error" }, el("span", null, "Probability of error"), f.low, " to ", f.high),
     el("label", null, el("span", null, "Show"), f.show),
     el("label", null, el("span", null, "Order"), f.order),
     mixed && el("label", { class: "check" }, f.flagged, " flagged only"),
@@ -231,7 +231,7 @@ function showItem(said = "") {
   r.desk.hidden = i === null;
   r.end.hidden = i !== null;
   r.undo.disabled = store.steps.length === 0;
-  r.position.textContent = queue.list.length === 0 ? "" : `${count(Math.min(queue.at + 1, queue.list.length))} of ${count(queue.list.length)}`;
+  r.position.textContent = queue.list.length === 0 ? "" : `${noun} ${count(Math.min(queue.at + 1, queue.list.length))} of ${count(queue.list.length)}`;
   if (i === null) {
     showEnd();
     return;
@@ -255,7 +255,7 @@ function showVerdict(i) {
   const p = items.p[i];
   const judged = data.predictable && givenOf(i) !== "";
   const words = el("span", { class: "verdict-words" }, judgement(i));
-  fill(review.verdict, words, judged && [el("span", { class: "verdict-number" }, probability(p)), el("span", { class: "meter", "aria-hidden": "true" }, el("span", { style: { width: p * 100 + "%" } }))]);
+  fill(review.verdict, words, judged && [el("span", { class: "verdict-number" }, `probability ${probability(p)}`), el("span", { class: "meter", "aria-hidden": "true" }, el("span", { style: { width: p * 100 + "%" } }))]);
 }
 
 function judgement(i) {
@@ -292,11 +292,9 @@ function setLabel(i) {
 const CERTAIN = 0.02; // an example with a greater probability of error is likely, not certain
 
 function likeName(places, of) {
-  if (regression) return ["well predicted values near ", label(of, 24)]; // a small error would not be seen
+  if (regression) return ["similar rows with values near ", label(of, 24)]; // a small error would not be seen
   const p = Math.max(...places.map((e) => data.examples.p[e]));
-  const sure = p < CERTAIN ? "certain" : "likely";
-  const doubt = p < CERTAIN ? "" : ` (wrong with up to ${probability(p)})`;
-  return [`${sure} examples of `, label(of, 24), doubt];
+  return ["examples of ", label(of, 24), p < CERTAIN ? " that look right" : ` (wrong with a probability of up to ${probability(p)})`];
 }
 
 function showLike(box, places, of) {
@@ -346,7 +344,7 @@ function showEnd() {
   fill(
     review.end,
     el("h2", null, size === 0 ? "Nothing to review" : none ? "No row fits these filters" : left > 0 ? "The end of the list" : "This list is done"),
-    el("p", { class: "muted" }, size === 0 ? `No ${noun} stands out.` : none ? "Widen the range or clear the filters." : `${count(tally.decided)} of ${count(goal)} decided` + (skipped ? `, ${count(skipped)} of this list skipped.` : ".")),
+    el("p", { class: "muted" }, size === 0 ? `No ${noun} stands out.` : none ? "Widen the range or clear the filters." : `${count(tally.decided)} of ${count(goal, noun)} decided` + (skipped ? `, ${count(skipped)} of this list skipped.` : ".")),
     el(
       "div",
       { class: "actions" },
