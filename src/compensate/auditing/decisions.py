@@ -32,7 +32,7 @@ from compensate.files import write_atomically, writing
 COLUMNS = ("index", "given", "decision", "label", "row", "source", "part")
 """Of ``corrections.csv``; the last three may be missing."""
 
-DECISIONS = ("accept", "reject", "other", "skip")
+DECISIONS = ("accept", "reject", "other", "skip", "wrong")
 JOURNAL, CORRECTIONS, LOCK = "decisions.jsonl", "corrections.csv", "review.lock"
 """The journal, the file made from it, and the lock that keeps a second process out during a review."""
 
@@ -45,11 +45,16 @@ class Correction:
 
     index: int  # the row of the source, from 0 on
     given: str  # its label
-    decision: str  # accept the suggestion, reject it, set an other label, or skip
-    label: str  # the new one, unless the decision is to skip it
+    decision: str  # accept the suggestion, reject it, set an other label, skip, or wrong if the right label is unknown
+    label: str  # the new one, where the decision names it
     row: str = ""  # the digest of the row, if known
     source: str = ""  # the digest of the audited file, if known
     part: str = ""  # the address of the label where a row has several
+
+    @property
+    def settled(self) -> bool:
+        """Whether the right label is known."""
+        return self.decision not in ("skip", "wrong")
 
     @property
     def changes(self) -> bool:
@@ -229,7 +234,7 @@ def decided_labels(data: Dataset, decisions: str | Path | Iterable[Correction]) 
     classes = {name: number for number, name in enumerate(data.classes)}
     if isinstance(decisions, (str, Path)):  # the folder of a run, or a file
         decisions = run_decisions(Path(decisions)) if Path(decisions).is_dir() else read_corrections(decisions)
-    decisions = [c for c in decisions if c.decision != "skip"]
+    decisions = [c for c in decisions if c.settled]
     for c, row in zip(decisions, find_rows(data, decisions), strict=True):
         new = c.label if c.decision != "reject" else c.given
         if new not in classes:

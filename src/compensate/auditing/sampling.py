@@ -53,7 +53,7 @@ class Sample:
             raise InputError(f"there are {len(wrong)} answers, and {len(self.index)} labels were drawn.")
         answers = tuple(None if one is None else bool(one) for one in wrong)
         seen = np.bincount(self.stratum[: len(answers)], minlength=len(self.sizes))
-        if seen.min() < min(2, self.sizes.min()):
+        if (seen < np.minimum(2, self.sizes)).any():
             return Looks(answers)
         shares = []
         for answer in (True, None):
@@ -118,7 +118,9 @@ def describe_looks(stored: Mapping[str, Any]) -> str:
     if wrong is None:
         return f"{looks}: too few for an estimate"
     text = f"{looks}: {wrong[0]:.1%} are wrong ({wrong[1]:.1%} to {wrong[2]:.1%})"
-    return text + (f", {unclear[0]:.1%} cannot be judged ({unclear[1]:.1%} to {unclear[2]:.1%})" if stored["cannot"] else "")
+    return text + (
+        f", {unclear[0]:.1%} cannot be judged ({unclear[1]:.1%} to {unclear[2]:.1%})" if stored["cannot"] else ""
+    )
 
 
 def draw(p_error: Floats, index: Ints, seed: int = 0) -> Sample:

@@ -88,7 +88,9 @@ def consensus(
     console.print(table)
     changed = int(((agreed.label != votes.majority()) & (votes.counts.sum(1) > 0)).sum())
     wrong = agreed.p_error().mean()
-    say(f"the consensus differs from the majority for {changed:,} items; about {wrong:.1%} of its labels should be wrong")
+    say(
+        f"the consensus differs from the majority for {changed:,} items; about {wrong:.1%} of its labels should be wrong"
+    )
     for what, said in {
         "consensus": folder / "consensus.csv",
         "annotators": folder / "annotators.csv",

@@ -137,7 +137,7 @@ class LabelKind:
     ) -> Applied:
         """Writes the data with the decided labels; with `rematch`, rows are found by their content."""
         rows = cls.write(data, [(c, cls.parse(c.part)) for c in decided], out, reading)
-        changed, skipped = sum(c.changes for c in decided), sum(c.decision == "skip" for c in decided)
+        changed, skipped = sum(c.changes for c in decided), sum(not c.settled for c in decided)
         return Applied(out, rows, changed, len(decided) - changed - skipped, skipped)
 
     @classmethod
@@ -174,7 +174,7 @@ class Classes(LabelKind):
             decided, matched = rematch_rows(decided, labels.cells, labels.digests(), str(data))
         new = changes(labels.cells, decided, str(data))
         labels.write(out, new)
-        skipped = sum(c.decision == "skip" for c in decided)
+        skipped = sum(not c.settled for c in decided)
         return Applied(out, len(labels.cells), len(new), len(decided) - len(new) - skipped, skipped, matched=matched)
 
 

@@ -3,6 +3,7 @@
 const data = JSON.parse(byId("data").textContent);
 const items = data.items;
 const size = items.index.length;
+const blind = Boolean(data.blind); // a random sample, shown without its labels
 const regression = data.kind === "regression";
 const classes = data.classes;
 const labelOf = (number) => data.labels[number];

@@ -226,6 +226,7 @@ function bulk() {
 // Showing
 
 function showItem(said = "") {
+  if (blind) return showLook();
   const r = review;
   const i = current();
   r.desk.hidden = i === null;
@@ -264,7 +265,7 @@ function judgement(i) {
 }
 
 function describe(made) {
-  return { accept: "✓ accepted", reject: "= kept", other: "≠ " + plainText(made.label, 30), skip: "↷ skipped" }[made.decision];
+  return { accept: "✓ accepted", reject: "= kept", other: "≠ " + plainText(made.label, 30), skip: "↷ skipped", wrong: "✗ wrong" }[made.decision];
 }
 
 // Of a value: how far it is from the suggested one, in units of the usual error.

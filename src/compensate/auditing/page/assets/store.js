@@ -1,7 +1,7 @@
 // The decisions: kept in the browser under the hash of this audit, or by the server that the page comes from; undone step by step.
 
 const DECIDED = ["accept", "reject", "other"];
-const SYMBOLS = { accept: "✓", reject: "=", other: "≠", skip: "↷" };
+const SYMBOLS = { accept: "✓", reject: "=", other: "≠", skip: "↷", wrong: "✗" };
 const STEPS = 100;
 
 const store = {
@@ -12,16 +12,16 @@ const store = {
   listeners: [],
 
   isDecided(i) {
-    return this.made[i] !== null && this.made[i].decision !== "skip";
+    return this.made[i] !== null && DECIDED.includes(this.made[i].decision);
   },
 
   tally() {
-    const tally = { accept: 0, reject: 0, other: 0, skip: 0, decided: 0, all: 0 };
+    const tally = { accept: 0, reject: 0, other: 0, skip: 0, wrong: 0, decided: 0, all: 0 };
     for (let i = 0; i < size; i++) {
       const made = this.made[i];
       if (made === null) continue;
       tally[made.decision]++;
-      if (made.decision !== "skip") {
+      if (DECIDED.includes(made.decision)) {
         tally.all++;
         if (counted(i)) tally.decided++;
       }
@@ -97,7 +97,7 @@ function packed(made) {
 
 function unpacked(i, kept) {
   if (kept === null || !(kept[0] in SYMBOLS)) return null;
-  const implied = { accept: () => suggestedOf(i), reject: () => givenOf(i), skip: () => "", other: () => String(kept[1]) };
+  const implied = { accept: () => suggestedOf(i), reject: () => givenOf(i), skip: () => "", wrong: () => "", other: () => String(kept[1]) };
   return { decision: kept[0], label: implied[kept[0]]() };
 }
 
