@@ -316,7 +316,7 @@ def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tm
     pd.DataFrame(x, columns=["a", "b", "c"]).assign(kind=given).to_csv(tmp_path / "own.csv", index=False)
     out = tmp_path / "run"
     options = ["--label", "kind", "--method", "logcomp", "--epochs", "15", "--quiet", "--out", str(out)]
-    *_, said = output("train", str(tmp_path / "own.csv"), *options).splitlines()
+    *_, said, advice = output("train", str(tmp_path / "own.csv"), *options).splitlines()
     found = pd.read_csv(out / "suspects.csv")
     assert list(found.columns) == ["index", "given", "suggested", "score", "flagged"]
     assert found["index"].is_unique
@@ -324,9 +324,9 @@ def test_a_training_lists_the_labels_that_look_wrong_by_their_row_of_the_file(tm
     assert (found["suggested"] != found["given"]).all()
     assert found["score"].is_monotonic_decreasing
     assert wrong[found["index"][:15]].mean() > 0.8
-    assert said == (
-        f"suspects: {out / 'suspects.csv'}, {found['flagged'].sum()} flagged; compensate audit judges by models that did not see the label"
-    )
+    counts = f"{found['flagged'].sum()} of {len(found)} labels flagged"
+    assert said == f"suspects: {out / 'suspects.csv'}: {counts} by the model that trained on them"
+    assert advice.endswith(f"compensate audit {tmp_path / 'own.csv'}")
 
 
 @pytest.mark.parametrize("rare", [0.5, 0.1])

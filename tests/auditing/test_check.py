@@ -308,7 +308,9 @@ def test_every_format_names_file_and_line(reviewed: Path, odd: str, capsys: pyte
     against = ("--against", str(reviewed / "run"))
     assert exit_code("check", odd, *against) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith('my, data/new.csv:3:23: "good" looks wrong, "bad" is likelier (probability of error > 0.99')
+    assert said[0].startswith(
+        'my, data/new.csv:3:23: "good" looks wrong, "bad" is likelier (probability of error > 0.99'
+    )
     assert said[1].startswith("my, data/new.csv:6:20: ")
     assert said[2].endswith("3 rows, 0 of them as audited; judged 3 new and 0 relabeled rows: 2 labels look wrong")
 

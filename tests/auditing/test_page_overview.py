@@ -90,7 +90,10 @@ def test_curves_are_compared_as_they_end(open_page, robust: float, plain: float,
 
 def test_an_open_interval_is_explained_and_a_narrow_one_is_not(open_page: Callable[..., Any]) -> None:
     told = open_page(small(noise=OPEN), "overview").inner_text(".between").replace("\xa0", " ")
-    assert told == "between 1.0 % and 25 % of 10 labels. The range is wide: wrong labels and unusual rows look alike to the models."
+    assert (
+        told
+        == "between 1.0 % and 25 % of 10 labels. The range is wide: wrong labels and unusual rows look alike to the models."
+    )
     told = open_page(small(noise=SHARP), "overview").inner_text(".between").replace("\xa0", " ")
     assert told == "between 4.0 % and 6.0 % of 10 labels"
 

@@ -208,7 +208,8 @@ def test_all_classes_are_found_by_name_the_likeliest_first(open_page: Callable[.
 
 
 @pytest.mark.parametrize(
-    ("p", "said"), [(0.001, "examples of cat that look right"), (0.06, "examples of cat (wrong with a probability of up to 0.06)")]
+    ("p", "said"),
+    [(0.001, "examples of cat that look right"), (0.06, "examples of cat (wrong with a probability of up to 0.06)")],
 )
 def test_examples_are_called_certain_only_if_they_are(open_page: Callable[..., Any], p: float, said: str) -> None:
     page = texts_page(["cat"], classes=CLASSES)

@@ -24,8 +24,9 @@ from compensate.auditing.content import digest_frame, digest_text
 from compensate.auditing.decisions import Correction
 from compensate.auditing.source import read, with_features
 from compensate.auditing.write_back import Dialect, find_cells
+from compensate.data.columns import row_texts, text_columns
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Source
-from compensate.data.labels import has_no_label, is_missing, label_name, missing_labels
+from compensate.data.labels import has_no_label, label_name, missing_labels
 from compensate.data.tables import LINES, is_table, read_frame, table_format
 from compensate.errors import InputError, nearest
 from compensate.files import decode, read_bytes
@@ -253,17 +254,18 @@ def _rows(
         if labels is None and label not in frame.columns:
             known = nearest(str(label), [str(c) for c in frame.columns])
             raise InputError(f'{where} has no column "{label}", which holds the labels of the audit; {known}')
-        if text and text not in frame.columns:
-            raise InputError(f'{where} has no column "{text}", which holds the texts of the audit.')
+        for name in text_columns(text, frame.columns):
+            if name not in frame.columns:
+                raise InputError(f'{where} has no column "{name}", which holds the texts of the audit.')
         values = list(frame[label]) if labels is None else list(np.asarray(labels))
         missing = missing_labels(values, audit.source.missing_given, audit.classes)
         names = ["" if has_no_label(value, missing) else label_name(value) for value in values]
         cells = [audit.source.merged.get(name, name) for name in names]
         if len(cells) != len(frame):
             raise InputError(f"there are {len(frame)} rows and {len(cells)} labels; expected one each.")
-        texts = ["" if is_missing(v) else str(v) for v in frame[text]] if text else [""] * len(frame)
+        texts = row_texts(frame, text) if text else np.array([""] * len(frame), dtype=object)
         source = Source(kind="text" if text else "table", label=label, text=text)
-        data = Dataset(np.array(texts, dtype=object), np.full(len(frame), UNLABELED), (), raw=frame, source=source)
+        data = Dataset(texts, np.full(len(frame), UNLABELED), (), raw=frame, source=source)
         data = data if features is None else with_features(data, features)
         digests = digest_frame(frame, str(label))
     numbers = {name.strip(): number for number, name in enumerate(audit.classes)}

@@ -21,10 +21,10 @@ from compensate.auditing.content import digest_source, digest_text, short_digest
 from compensate.auditing.labels.sets import label_sets_of_table
 from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
-from compensate.data.columns import is_nested
+from compensate.data.columns import is_nested, row_texts
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source
 from compensate.data.label_files import read_labels
-from compensate.data.labels import encode_labels, is_missing
+from compensate.data.labels import encode_labels
 from compensate.data.pairs import holds_pairs
 from compensate.data.parquet import SUFFIXES, is_pattern, parquet_files, parquet_source, remote_files
 from compensate.data.tables import from_frame
@@ -175,7 +175,7 @@ class RowGroups:
         frame.columns = pd.Index([str(name) for name in frame.columns])
         x: NDArray[Any] = np.zeros((len(frame), 1), np.float32)
         if self.source.text:
-            x = np.array(["" if is_missing(v) else str(v) for v in frame[self.source.text]], dtype=object)
+            x = row_texts(frame, self.source.text)
         index = np.arange(self.start, self.start + len(frame))
         return Dataset(x, np.full(len(frame), UNLABELED), (), index=index, raw=frame, source=self.source)
 

@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.data.arrays import as_images
+from compensate.data.columns import text_columns
 from compensate.data.dataset import PARTS, Dataset, Ints
 from compensate.data.folder import is_image, label_file
 from compensate.data.load import is_saved
@@ -98,9 +99,11 @@ def sample_content(data: Dataset | None, row: int) -> Content:
         return Content(text=str(data.x[row])) if kind == "text" else Content(missing="An embedding has no picture.")
     if data.table is not None:
         cells = data.table.iloc[row]
-        text, label = data.source.text, data.source.label
-        fields = tuple((str(name), str(value)) for name, value in cells.items() if name not in (text, label))
-        return Content(text=str(cells[text]), fields=fields) if text else Content(fields=fields)
+        texts, label = text_columns(data.source.text, data.table.columns), data.source.label
+        fields = tuple((str(name), str(value)) for name, value in cells.items() if name not in (*texts, label))
+        names = [f"{name}: " if len(texts) > 1 else "" for name in texts]
+        shown = "\n\n".join(f"{name}{cells[text]}" for name, text in zip(names, texts, strict=True))
+        return Content(text=shown, fields=fields) if texts else Content(fields=fields)
     return Content(text=str(raw[row]))
 
 
@@ -116,13 +119,14 @@ def sample_cells(audit: Audit, rows: Ints, taken: Collection[str]) -> dict[str, 
     data = audit.data
     if data is None or data.source.kind not in ("text", "table") or data.raw is None:
         return {}
-    rows, table, text = audit.position(rows), data.table, data.source.text
+    rows, table = audit.position(rows), data.table
     if table is None:
-        columns: list[tuple[str, Any]] = [(text or "text", [data.raw[row] for row in rows.tolist()])]
+        columns: list[tuple[str, Any]] = [(data.source.text or "text", [data.raw[row] for row in rows.tolist()])]
     else:
         names = list(table.columns)
-        order = [j for j, name in enumerate(names) if name not in (text, data.source.label)]
-        order = [names.index(text), *order] if text else order
+        texts = text_columns(data.source.text, names)
+        order = [j for j, name in enumerate(names) if name not in (*texts, data.source.label)]
+        order = [*map(names.index, texts), *order]
         columns = [(str(names[j]), table.iloc[:, j].iloc[rows].tolist()) for j in order]
 
     def cell(value: Any) -> str:

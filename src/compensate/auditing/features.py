@@ -17,8 +17,8 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from compensate.auditing.learners import View, content_keys
-from compensate.data.columns import TableEncoder, tfidf
-from compensate.data.dataset import Dataset, Floats, Ints, Singles
+from compensate.data.columns import TableEncoder, row_texts, text_columns, tfidf
+from compensate.data.dataset import Dataset, Floats, Ints, Singles, Source
 from compensate.errors import InputError
 
 Progress = Callable[[str, int, int], None]
@@ -99,6 +99,39 @@ class Words:
     @staticmethod
     def of(state: Mapping[str, Any]) -> Words:
         return Words(tfidf(state["words"], state["idf"], **WORD_OPTIONS))
+
+
+@dataclass(frozen=True, eq=False)
+class TextPairs:
+    """Features of two texts of a row and of their relation, from an inner maker's features :math:`a` and :math:`b` of each.
+
+    Embeddings: :math:`a, b, |a - b|` and :math:`ab`. Words: :math:`a, b, \\min(a, b)`, and the words of one of them alone.
+    """
+
+    inner: Embeddings | Words
+    columns: tuple[str, ...]
+
+    def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
+        if not isinstance(data.raw, pd.DataFrame):
+            raise InputError(
+                f"the audit was made of the texts {' and '.join(self.columns)}; expected a table with both."
+            )
+        texts = np.concatenate([row_texts(data.raw, name) for name in self.columns])
+        alone = Dataset(texts, np.zeros(len(texts), np.int64), ("text",), source=Source(kind="text"))
+        inner = self.inner.view(alone, device, progress)
+        a, b = inner.x[: len(data)], inner.x[len(data) :]
+        if isinstance(a, np.ndarray):
+            return View(f"{inner.name} pairs", np.hstack([a, b, np.abs(a - b), a * b * np.float32(a.shape[1] ** 0.5)]))
+        blocks = [a, b, a.minimum(b), (a - b).maximum(0), (b - a).maximum(0)]
+        return View(f"{inner.name} pairs", sp.csr_matrix(sp.hstack(blocks), dtype=np.float32))
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": type(self.inner).__name__, "state": self.inner.state(), "columns": list(self.columns)}
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> TextPairs:
+        inner = {maker.__name__: maker for maker in (Embeddings, Words)}[state["kind"]]
+        return TextPairs(inner.of(state["state"]), tuple(state["columns"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,8 +237,9 @@ def flat_rows(x: Any) -> Singles:
     return values.reshape(len(values), -1).astype(np.float32, copy=False)
 
 
-Maker = Embeddings | Words | Columns | Pixels | Features
-MAKERS: dict[str, type[Maker]] = {maker.__name__: maker for maker in (Embeddings, Words, Columns, Pixels, Features)}
+Maker = Embeddings | Words | TextPairs | Columns | Pixels | Features
+ALL_MAKERS: tuple[type[Maker], ...] = (Embeddings, Words, TextPairs, Columns, Pixels, Features)
+MAKERS: dict[str, type[Maker]] = {maker.__name__: maker for maker in ALL_MAKERS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,6 +327,14 @@ def make_views(
                 "the texts have no word in common; an audit compares samples. Check which column is the text."
             )
         notes += joined_pairs([str(text) for text in data.x])
+        if isinstance(data.raw, pd.DataFrame):
+            texts = text_columns(data.source.text, data.raw.columns)
+            if len(texts) == 2:
+                fitted += [
+                    (TextPairs(maker, texts), None) for maker, _ in fitted if isinstance(maker, Embeddings | Words)
+                ]
+            encoder_of_columns = TableEncoder.fit(data.raw, data.source.columns)
+            fitted += [(Columns(encoder_of_columns), None)] if encoder_of_columns.names else []
     elif kind == "images" and (not fitted or data.x.shape[1] == 1):  # pixels of gray drawings and digits say much
         few = bool(fitted) or pixel_rows(data.x[:1]).shape[1] <= MAX_PIXELS
         fitted.append((Pixels(tuple(np.shape(data.x)[1:]), few), None))

@@ -331,7 +331,7 @@ def column_issues(data: Dataset, missing: Mapping[str, Mask], given: Ints, class
             distinct = frame[column.name].nunique() / max(len(frame), 1)
             yield "identifier_column", column.name, float(distinct), f"{column.reason}; it is not used"
         if column.role == "label" and column.reason.startswith("repeats"):
-            yield "leaking_column", column.name, 1.0, "repeats the label in other words; it is not used"
+            yield "leaking_column", column.name, 1.0, f"{column.reason}; it is not used"
         if column.used and classes:
             share = predicts(frame[column.name], column, given, classes)
             if share >= LEAKING:

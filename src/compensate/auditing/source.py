@@ -14,8 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.content import digests_of
 from compensate.auditing.features import kind_of
+from compensate.auditing.issues import LEAKING, predicts
 from compensate.auditing.labels import KINDS, read_labels
 from compensate.data.arrays import from_arrays, not_finite, read_npz
+from compensate.data.columns import Column
 from compensate.data.dataset import OTHERS, Dataset, Source, Splits
 from compensate.data.folder import read_folder
 from compensate.data.label_files import override_labels
@@ -64,8 +66,23 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
         lost = sum(source.left_out.values())
         named, how = left_out(source)
         given["notes"] = (f"{lost:,} of {len(found) + lost:,} rows are left out ({named}); {how}.",)
+    if source.kind == "text" and not options.get("columns"):
+        given["columns"] = _without_leaks(found)
     found = replace(found, source=replace(source, kind=source.kind or kind_of(found.x), **given))
     return found if features is None else with_features(found, features)
+
+
+def _without_leaks(data: Dataset) -> tuple[Column, ...]:
+    """The columns of a table of texts, without those that the label was copied to: a copy would confirm every label."""
+    columns = []
+    for column in data.source.columns:
+        if column.used and data.table is not None and data.num_classes and data.parts is None:
+            rows = np.flatnonzero(data.labeled)
+            share = predicts(data.table[column.name].iloc[rows], column, data.target[rows], data.num_classes)
+            if share >= LEAKING:
+                column = Column(column.name, "label", f"repeats {share:.1%} of the labels beyond chance")
+        columns.append(column)
+    return tuple(columns)
 
 
 def labeled(data: Dataset) -> None:

@@ -7,14 +7,15 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from compensate.cli.terminal import MAX_NAMES, quoted, say, short
+from compensate.cli.terminal import MAX_NAMES, say, short
+from compensate.data.columns import text_columns
 from compensate.data.dataset import Source
 from compensate.errors import InputError, check
 from compensate.files import content_digest, is_address
@@ -56,9 +57,14 @@ Precision = Annotated[str | None, option("Mixed precision: no, bf16 or fp16.")]
 Seed = Annotated[int | None, option("Random seed.")]
 Vectors = Annotated[str | None, option("Word vectors: glove.6B.100d in the data folder, or a file.")]
 Label = Annotated[str | None, option("Label column of a table.")]
-Text = Annotated[str | None, option("Text column of a table.")]
+Text = Annotated[
+    str | None, option("Text column of a table, or several, e.g. premise,hypothesis [default: those of sentences].")
+]
 Ignore = Annotated[str | None, option("Columns to leave out, e.g. id,url.")]
-Columns = Annotated[str | None, option("Feature columns, e.g. age,town [default: all others].")]
+Columns = Annotated[
+    str | None,
+    option('Feature columns, e.g. age,town; next to --text, or "" for the text alone [default: all others].'),
+]
 Hyper = Annotated[list[str] | None, option("Hyper-parameter of the method, e.g. lam=0.1; may be repeated.")]
 Set = Annotated[list[str] | None, option("Any other setting, e.g. weight_decay=1e-4; may be repeated.", "--set")]
 Workers = Annotated[int | None, option("Worker processes [default: number of cores].", min=1)]
@@ -219,7 +225,12 @@ def describe_columns(source: Source, labels: str) -> list[str]:
     >>> describe_columns(Source(text="message", label="topic"), "5 classes")
     ['text column "message"', 'label column "topic" (5 classes)']
     """
-    text = [f'text column "{source.text}"'] if source.text else []
+    texts = " and ".join(f'"{name}"' for name in text_columns(source.text, (c.name for c in source.columns)))
+    text = [f"text column{'s' * (' and ' in texts)} {texts}"] if texts else []
+    used = [short(c.name) for c in source.columns if c.used]
+    if texts and used and not source.features_given:
+        more = f" and {len(used) - MAX_NAMES:,} more" * (len(used) > MAX_NAMES)
+        text = [f'{text[0]} together with {", ".join(used[:MAX_NAMES])}{more} (by the text alone: --columns "")']
     passed = [f'not "{short(name)}", which {why}' for name, why in source.passed_over.items()]
     others = ", ".join(map(short, source.runners_up))
     labels += f"; it could also be {others}: --label" if others else ""
@@ -227,20 +238,13 @@ def describe_columns(source: Source, labels: str) -> list[str]:
 
 
 def describe_unused(source: Source, parts: Any = None) -> list[str]:
-    """The columns that are not read, in one phrase; for texts, how to use the columns that could be features."""
-    chosen = (source.label, source.text, *getattr(parts, "columns", ()), *source.passed_over)
+    """The columns that are not read, in one phrase."""
+    texts = text_columns(source.text, (c.name for c in source.columns))
+    chosen = (source.label, *texts, *getattr(parts, "columns", ()), *source.passed_over)
     rest = [c for c in source.columns if c.role != "split" and c.name not in chosen]
-    unused = [short(c.name) for c in rest if source.features_given or source.text or not c.used]
-    if not unused:
-        return []
+    unused = [short(c.name) for c in rest if source.features_given or not c.used]
     more = len(unused) - MAX_NAMES
-    said = f"not used: {', '.join(unused[:MAX_NAMES])}{f' and {more:,} more' * (more > 0)}"
-    # A name with a comma in it, or one that is cut, cannot be given.
-    free = [c.name for c in rest if c.used and "," not in c.name and short(c.name) == c.name]
-    if free and source.text and not source.features_given:
-        by = ",".join(free[:MAX_NAMES]) + ",…" * (len(free) > MAX_NAMES)
-        said += f" (texts are judged by the text alone; by columns instead: --columns {quoted(by)})"
-    return [said]
+    return [f"not used: {', '.join(unused[:MAX_NAMES])}{f' and {more:,} more' * (more > 0)}"] if unused else []
 
 
 def announce(config: Config, data_dir: Path | None) -> Prepared:
@@ -249,6 +253,8 @@ def announce(config: Config, data_dir: Path | None) -> Prepared:
 
     prepared = training.prepare_run(config, data_dir=data_dir)
     train, source = prepared.train, prepared.train.source
+    if source.text:  # networks read texts alone
+        source = replace(source, columns=tuple(replace(c, role="ignored") if c.used else c for c in source.columns))
     wrong = f" ({prepared.wrong.mean():.1%} of their labels made wrong)" if prepared.wrong.any() else ""
     parts = [*describe_columns(source, f"{train.num_classes} classes"), f"{len(train):,} samples to train{wrong}"]
     for part, purpose in ((prepared.validation, "validate"), (prepared.test, "test")):

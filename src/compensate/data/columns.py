@@ -79,7 +79,8 @@ def analyze(
 ) -> tuple[Column, ...]:
     """The role of every column, with the reason.
 
-    ``label``, ``text`` and ``split`` are known columns, ``ignore`` names columns to leave out, ``columns`` the only ones to use.
+    ``label``, ``text`` (see `text_columns`) and ``split`` are known columns, ``ignore`` names columns to leave out, ``columns`` the only
+    ones to use.
 
     >>> frame = pd.DataFrame({"id": range(100), "age": [30.5, 40] * 50, "day": ["2024-01-31", "2024-02-01"] * 50})
     >>> [(c.name, c.role) for c in analyze(frame)]
@@ -90,7 +91,8 @@ def analyze(
         for name in given:
             if name not in names:
                 raise InputError(f'{option} names the column "{name}", which is not there; {nearest(name, names)}')
-    known = {label: ("label", "chosen as the label"), text: ("text", "the text"), split: ("split", "names the part")}
+    known = {label: ("label", "chosen as the label"), split: ("split", "names the part")}
+    known |= dict.fromkeys(text_columns(text, names), ("text", "the text"))
     target = None if label is None else cell_texts(frame[label])
     roles = []
     for name in names:
@@ -153,6 +155,24 @@ def median_words(texts: Sequence[str] | NDArray[Any]) -> float:
     """The median number of words, over at most about 2,000 of the texts."""
     sample = texts[:: max(1, len(texts) // 2000)]
     return float(np.median([text.count(" ") + 1 for text in sample])) if len(texts) else 0.0
+
+
+def text_columns(text: str | None, names: Iterable[str]) -> tuple[str, ...]:
+    """The columns that an option such as ``text="premise,hypothesis"`` names; a comma may be part of a name.
+
+    >>> text_columns("premise,hypothesis", ["premise", "hypothesis", "label"]), text_columns("a,b", ["a,b", "label"])
+    (('premise', 'hypothesis'), ('a,b',))
+    """
+    if not text:
+        return ()
+    return (text,) if text in set(names) else tuple(name.strip() for name in text.split(","))
+
+
+def row_texts(frame: pd.DataFrame, text: str) -> NDArray[Any]:
+    """(N,) the text of each row; those of several columns are joined by an empty line."""
+    columns = text_columns(text, map(str, frame.columns))
+    cells = zip(*([("" if is_missing(v) else str(v)) for v in frame[name]] for name in columns), strict=True)
+    return np.array(["\n\n".join(row) for row in cells], dtype=object)
 
 
 def cell_texts(column: pd.Series, missing: str | None = None) -> NDArray[Any]:

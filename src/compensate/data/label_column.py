@@ -21,6 +21,8 @@ from compensate.data.columns import (
     are_lists,
     is_nested,
     median_words,
+    row_texts,
+    text_columns,
 )
 from compensate.data.labels import check_lengths, encode_labels, has_no_label, is_missing, missing_labels
 from compensate.data.text import Tfidf
@@ -28,6 +30,12 @@ from compensate.errors import InputError, nearest
 
 # A column of fewer than six words is the text only if at most three others could be features (or the label)
 MIN_WORDS, MAX_OTHER_COLUMNS = 6, 3
+# Names of two columns whose texts are judged together: the label says how they relate
+PAIRED_TEXTS = (
+    *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("text1", "text2")),
+    *(("text_a", "text_b"), ("question1", "question2"), ("question", "answer"), ("question", "passage")),
+    *(("query", "document"), ("query", "passage"), ("claim", "evidence"), ("prompt", "completion")),
+)
 # Names of columns of lists that hold the labels if no column is named as in `LABEL_NAMES`
 LABEL_SETS = ("labels", "tags", "topics", "categories", "genres", "classes")
 # Words in the name of a label column, such as label_text or target_class
@@ -98,7 +106,7 @@ def decide_label(
     that stand for a missing label. With ``single``, cells are known to hold one label each.
     """
     names = [str(c) for c in frame.columns]
-    plain = any(_label_sign(name) == 0 for name in (*names, *lists))
+    plain = any(label_sign(name) == 0 for name in (*names, *lists))
     for name in lists:
         usual = LABEL_NAMES if plain else (*LABEL_NAMES, *LABEL_SETS)
         if name == label or (label is None and name.strip().lower() in usual):
@@ -115,12 +123,16 @@ def decide_label(
             return LabelChoice(binary, "columns", unclear)
         return LabelChoice((), "unclear", unclear)
     if label is None:
-        others = [n for n in names if n not in (column, text) and n.strip().lower() not in (*ID_NAMES, "split")]
-        if _label_sign(column) is None:
+        others = [
+            n
+            for n in names
+            if n not in (column, *text_columns(text, names)) and n.strip().lower() not in (*ID_NAMES, "split")
+        ]
+        if label_sign(column) is None:
             runners_up = [n for n in others if _few_values(frame, n)]
-        elif _label_sign(column) != 0:
-            runners_up = [n for n in others if _label_sign(n) is not None and _could_be_label(frame[n])]
-        counts = {n: len(_values(frame[n], 2)) for n in names if n != column and _label_sign(n) is not None}
+        elif label_sign(column) != 0:
+            runners_up = [n for n in others if label_sign(n) is not None and _could_be_label(frame[n])]
+        counts = {n: len(_values(frame[n], 2)) for n in names if n != column and label_sign(n) is not None}
         passed_over = {n: "has one value" if count else "is empty" for n, count in counts.items() if count < 2}
     joined = None if single else _several(frame[column], where, missing)
     form = "single" if joined is None else "joined"
@@ -144,7 +156,7 @@ def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str |
         return candidates[0]
     if not candidates:
         problem = f"{where} has no column named {', '.join(LABEL_NAMES)} and none with few values"
-        named = [name for name in names if _label_sign(name) is not None]
+        named = [name for name in names if label_sign(name) is not None]
         if len(named) == 1 and len(_values(frame[named[0]], 2)) < 2:
             problem = f'the label column "{named[0]}" of {where} has fewer than 2 values'
         message = f"{problem}; its columns are {', '.join(names)}. Say which holds the label: {_BY_NAME}."
@@ -164,8 +176,9 @@ def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str |
 
 def find_label(frame: pd.DataFrame, text: str | None = None) -> list[str]:
     """The columns that could be the label by their names, else the predictable ones of few values. A single one is the label."""
-    names = [str(c) for c in frame.columns if str(c) != text and str(c).strip().lower() not in (*ID_NAMES, "split")]
-    signs = {name: _label_sign(name) for name in names}
+    names = [str(c) for c in frame.columns if str(c).strip().lower() not in (*ID_NAMES, "split")]
+    names = [name for name in names if name not in text_columns(text, map(str, frame.columns))]
+    signs = {name: label_sign(name) for name in names}
     plain = [name for name in names if signs[name] == 0]
     if len(plain) == 1:  # even with one value: the error then names this column
         return plain
@@ -178,15 +191,20 @@ def find_label(frame: pd.DataFrame, text: str | None = None) -> list[str]:
 
 
 def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | None = None) -> str | None:
-    """The text column: as given, or the one with the longest sentences; None if no column has sentences.
+    """The text columns, as `text_columns` reads them: as given, or all that have sentences, or a pair of `PAIRED_TEXTS`; None without any.
 
     A column of a few words among several numbers and categories, such as the names of people, is not the text.
     """
     names = [str(c) for c in frame.columns]
     if text is not None:
-        if text and text not in names:
-            raise InputError(f'{where} has no column "{text}"; {nearest(text, names)}')
+        for name in text_columns(text, names):
+            if name not in names:
+                raise InputError(f'{where} has no column "{name}"; {nearest(name, names)}')
         return text or None
+    lower = {name.strip().lower(): name for name in names if name != label}
+    for pair in PAIRED_TEXTS:
+        if all(name in lower and _holds_texts(frame[lower[name]]) for name in pair):
+            return ",".join(lower[name] for name in pair)
     sample = frame.iloc[:: max(1, len(frame) // 2000)]
     lengths, words = {}, {}
     for name in (n for n in names if n != label and n.strip().lower() not in LABEL_NAMES):
@@ -200,7 +218,8 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
         others = sample.drop(columns=[text, *([label] if label in names else [])])
         if sum(c.used and c.name.strip().lower() not in LABEL_NAMES for c in analyze(others)) > MAX_OTHER_COLUMNS:
             return None
-    return text
+    long = [name for name in lengths if words[name] >= MIN_WORDS and "," not in name]
+    return ",".join(long) if text in long else text
 
 
 def targets(
@@ -297,7 +316,7 @@ def _predictable(frame: pd.DataFrame, candidates: list[str], text: str | None) -
     rows = np.random.default_rng(0).permutation(len(frame))[:MAX_ROWS_PREDICTED]
     sample = frame.iloc[np.sort(rows)].reset_index(drop=True)
     if text:
-        texts = [str(t) for t in sample[text]]
+        texts = list(row_texts(sample, text))
         try:
             x = Tfidf.fit(texts, dims=20)(texts)
         except InputError:  # no word occurs twice
@@ -321,7 +340,7 @@ def _predictable(frame: pd.DataFrame, candidates: list[str], text: str | None) -
     return predictable
 
 
-def _label_sign(name: str) -> int | None:
+def label_sign(name: str) -> int | None:
     """How surely a name is that of a label: 0 (in `LABEL_NAMES`) to 3 (energy_class and response_a may be features); None if it is not."""
     if name.strip().lower() in LABEL_NAMES:
         return 0
@@ -340,6 +359,12 @@ def _could_be_label(column: pd.Series) -> bool:
         return False
     cells = [str(v) for v in column.iloc[:: max(1, len(column) // 2000)] if not is_missing(v)]
     return median_words(cells) < TEXT_WORDS or len(set(cells)) <= len(cells) / 2
+
+
+def _holds_texts(column: pd.Series) -> bool:
+    """Whether many cells differ, and most have several words."""
+    cells = [str(v) for v in column.iloc[:: max(1, len(column) // 2000)] if not is_missing(v)]
+    return median_words(cells) >= TEXT_WORDS and len(set(cells)) > len(cells) / 20
 
 
 def _few_values(frame: pd.DataFrame, name: str) -> bool:

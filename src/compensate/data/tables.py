@@ -8,20 +8,30 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.data.columns import HOLDS_LISTS, ID_NAMES, Column, TableEncoder, analyze, is_nested, is_row
+from compensate.data.columns import (
+    HOLDS_LISTS,
+    ID_NAMES,
+    Column,
+    TableEncoder,
+    analyze,
+    is_nested,
+    is_row,
+    row_texts,
+    text_columns,
+)
 from compensate.data.dataset import OTHERS, PARTS, Dataset, Source, Splits
 from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_excel
 from compensate.data.jsonl import read_jsonl
-from compensate.data.label_column import choose_text, decide_label, targets
-from compensate.data.labels import has_no_label, is_missing, missing_labels
+from compensate.data.label_column import choose_text, decide_label, label_sign, targets
+from compensate.data.labels import has_no_label, missing_labels
 from compensate.data.parquet import SUFFIXES as PARQUET
 from compensate.data.parquet import read_parquet
 from compensate.errors import InputError
@@ -169,10 +179,10 @@ def from_frame(
     Args:
         frame, where: the table, and its name in errors.
         label: the label column; by default chosen by its name (label, target, ...), else the only predictable column with few values.
-        text: the text column; by default the one with the longest texts, if any has sentences. ``""``: none.
+        text: the text column, or several with commas; by default those that hold sentences. ``""``: none.
         task: ``"classification"`` or ``"regression"``; by default a numeric label with many values is a quantity.
         ignore: columns to leave out.
-        columns: the only columns to use. By default all but identifiers and columns with one value.
+        columns: the only columns to use, next to the text. By default all but identifiers and columns with one value. ``""``: none.
         split: ``"all"`` keeps all rows together and ignores a column ``split``.
         missing: cells of the label column that stand for a missing label; by default see `missing_labels`.
         classes: the class names, if the label column does not hold them all.
@@ -201,7 +211,8 @@ def from_frame(
     wanted, missing = (None if names is None else column_names(names) for names in (columns, missing))
     nested = [name for name in frame.columns if name not in ignored and is_nested(frame[name])]
     flat = frame.drop(columns=[*nested, *(c for c in ignored if c in frame.columns)])
-    readable = flat if wanted is None else flat[[c for c in flat.columns if c in (*wanted, label, text)]]
+    known = () if wanted is None else (*wanted, label, *text_columns(text, flat.columns))
+    readable = flat[[c for c in flat.columns if c in known]] if wanted else flat
     given_text, text = text, choose_text(readable, text, where, label)
     single = classes is not None or task is not None
     choice = decide_label(flat, where, label=label, text=text, lists=nested, missing=missing, single=single)
@@ -230,9 +241,11 @@ def from_frame(
     else:
         fitted = frame if parts is None else frame[parts == "train"]
         roles = analyze(fitted, label=label, text=text, split=part_column, ignore=ignored, columns=wanted)
+        if text and wanted is None:  # another label is no property of the text
+            roles = tuple(replace(c, role="ignored") if c.used and label_sign(c.name) in (0, 1) else c for c in roles)
         encoder, roles = (None, roles) if text else _fit_encoder(fitted, label, roles, where)
     x: NDArray[Any]
-    x = np.array(["" if is_missing(v) else str(v) for v in frame[text]], dtype=object) if text else encoder(frame)
+    x = row_texts(frame, text) if text else encoder(frame)
     ids = min((c.name for c in roles if c.role == "identifier"), key=lambda n: n.lower() not in ID_NAMES, default=None)
     source = Source(
         kind="text" if text else "table", label=label, text=text, target=reason, columns=roles, encoder=encoder,
@@ -272,4 +285,4 @@ def _fit_encoder(frame: pd.DataFrame, label: str, roles: Roles, where: str) -> t
 
 def column_names(given: str | Sequence[str]) -> list[str]:
     """Column names from a list, or from a text with commas."""
-    return [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
+    return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else list(given)
