@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 from commands import run
 from PIL import Image
+from test_review_round_trip import WRONG as WRONG_PAIRS
+from test_review_round_trip import pairs
 
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import read_corrections, write_corrections
@@ -295,6 +297,51 @@ def test_a_data_set_keeps_the_names_of_the_classes(found: Audit) -> None:
     assert isinstance(made, datasets.Dataset)
     again = audit(made.remove_columns(["suggested", "p_error", "flagged"]), encoder="none")
     np.testing.assert_allclose(again.p_error, found.p_error)
+
+
+# --- preference pairs -----------------------------------------------------------------------------------------
+
+
+def test_decisions_about_pairs_come_back_from_every_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xml.etree import ElementTree
+
+    monkeypatch.chdir(tmp_path)
+    frame = pairs()
+    frame.to_json("pairs.jsonl", orient="records", lines=True)
+    run("audit", "pairs.jsonl", "--encoder", "none", "--out", "run")
+    run("export", "run", "--to", "label-studio", "-o", "tasks.json")
+    tasks = json.loads(Path("tasks.json").read_text())
+    assert {t["data"]["row"] for t in tasks} == set(WRONG_PAIRS)
+    for data in (t["data"] for t in tasks):
+        assert [data[name] for name in ("text", "first", "second")] == frame.iloc[data["row"]].tolist()
+        assert (data["given"], data["suggested"]) == ("first", "drop")
+    config = ElementTree.parse("tasks.xml")
+    assert {text.get("value") for text in config.iter("Text")} == {"$text", "$first", "$second"}
+    assert [choice.get("value") for choice in config.iter("Choice")] == ["first", "second", "tie", "drop"]
+    dropped, kept, turned = WRONG_PAIRS[:3]
+    labels: dict[int, str | None] = {dropped: "drop", kept: "first", turned: "second"}
+    run("export", "run", "--to", "argilla", "-o", "records.json")
+    records = json.loads(Path("records.json").read_text())
+    expected = frame.copy()
+    expected.loc[turned, ["chosen", "rejected"]] = frame.loc[turned, ["rejected", "chosen"]].to_numpy()
+    expected = expected.drop(index=dropped).reset_index(drop=True)
+    exports = [decided_in_label_studio(tasks, labels, form) for form in ("second", "min")]
+    for k, export in enumerate([*exports, decided_in_argilla(records, labels, flat=True)]):
+        Path("export.json").write_text(json.dumps(export))
+        run("apply", "pairs.jsonl", "export.json", "-o", f"{k}.jsonl")
+        pd.testing.assert_frame_equal(pd.read_json(f"{k}.jsonl", lines=True), expected)
+    run("export", "run", "--to", "cleanlab", "-o", "issues.csv")
+    issues = pd.read_csv("issues.csv")
+    assert issues["row"][issues["is_label_issue"]].tolist() == sorted(WRONG_PAIRS)
+
+
+def test_a_frame_of_pairs_has_their_columns_and_what_was_found() -> None:
+    frame = pairs("preference").assign(preference=lambda all: all["preference"].where(all.index != 4))
+    found = audit(frame, encoder="none")
+    made = found.to_frame()
+    assert 4 not in made.index
+    assert made["response1"].tolist() == frame["response1"].drop(index=4).tolist()
+    assert set(made.index[made["flagged"]]) == set(WRONG_PAIRS)
 
 
 # --- the command line -----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,11 @@ def test_wrong_labels_are_found_and_corrected_in_every_format(form: Format, tmp_
     apply_corrections(path, decided, done.path, force=True)
     again = apply_corrections(done.path, decided, tmp_path / f"again-{form.name}", rematch=True)
     assert (again.changed, again.matched.done) == (0, 3)
+    drops = [replace(decided[0], decision="drop", label=""), *decided[1:]]
+    shorter = apply_corrections(path, drops, done.path, force=True)
+    assert (shorter.changed, shorter.dropped) == (2, 1)
+    expected = after.drop(index=decided[0].index).reset_index(drop=True)
+    pd.testing.assert_frame_equal(form.read(done.path), expected, check_dtype=False)
 
 
 def test_a_new_label_in_a_jsonl_of_ascii_stays_ascii(tmp_path: Path) -> None:

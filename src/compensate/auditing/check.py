@@ -313,7 +313,8 @@ def as_text(results: Sequence[Checked]) -> str:
 
 
 def as_json(results: Sequence[Checked]) -> str:
-    return json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=True)
+    """An object with the result of each file."""
+    return json.dumps({"files": [asdict(result) for result in results]}, indent=1, ensure_ascii=True)
 
 
 def as_github(results: Sequence[Checked]) -> str:

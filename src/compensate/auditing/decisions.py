@@ -32,7 +32,10 @@ from compensate.files import write_atomically, writing
 COLUMNS = ("index", "given", "decision", "label", "row", "source", "part")
 """Of ``corrections.csv``; the last three may be missing."""
 
-DECISIONS = ("accept", "reject", "other", "skip", "wrong")
+DECISIONS = ("accept", "reject", "other", "skip", "drop", "unclear", "wrong")
+"""Take the suggestion, keep the label, set another one, decide later, drop the row, mark the label as unclear, which keeps it, and mark it as wrong
+where the right one is unknown, which keeps it too."""
+
 JOURNAL, CORRECTIONS, LOCK = "decisions.jsonl", "corrections.csv", "review.lock"
 """The journal, the file made from it, and the lock that keeps a second process out during a review."""
 
@@ -45,8 +48,8 @@ class Correction:
 
     index: int  # the row of the source, from 0 on
     given: str  # its label
-    decision: str  # accept the suggestion, reject it, set an other label, skip, or wrong if the right label is unknown
-    label: str  # the new one, where the decision names it
+    decision: str  # one of `DECISIONS`
+    label: str  # the new one; empty where the decision sets none
     row: str = ""  # the digest of the row, if known
     source: str = ""  # the digest of the audited file, if known
     part: str = ""  # the address of the label where a row has several
@@ -75,15 +78,26 @@ class Matched:
 
 @dataclass(frozen=True)
 class Applied:
-    """The result of applying corrections: the number of labels in all, changed, kept and skipped."""
+    """The result of applying corrections: the number of labels in all, and of decisions that changed or kept them."""
 
     path: Path
     rows: int
     changed: int
     kept: int
     skipped: int
+    unclear: int  # labels that are marked as unclear and kept
+    dropped: int  # decisions to drop a row
     checked: bool = False  # whether the file is known to be the audited one
     matched: Matched | None = None  # the result of a search by content, if there was one
+
+    @classmethod
+    def count(cls, path: Path, rows: int, decided: Sequence[Correction], matched: Matched | None = None) -> Applied:
+        """The counts of decisions that were written."""
+        changed = sum(c.changes for c in decided)
+        skipped = sum(not c.settled for c in decided)
+        unclear, dropped = (sum(c.decision == name for c in decided) for name in ("unclear", "drop"))
+        kept = len(decided) - changed - skipped - unclear - dropped
+        return cls(path, rows, changed, kept, skipped, unclear, dropped, matched=matched)
 
 
 # --- corrections.csv ------------------------------------------------------------------------------------------
@@ -140,8 +154,8 @@ def write_corrections(path: str | Path, corrections: Iterable[Correction]) -> No
 # --- decisions and the data they are about --------------------------------------------------------------------
 
 
-def changes(cells: Sequence[Any], corrections: Iterable[Correction], where: str) -> dict[int, str]:
-    """The new labels by row; refuses decisions about other labels than the data hold."""
+def changes(cells: Sequence[Any], corrections: Iterable[Correction], where: str) -> dict[int, str | None]:
+    """The new labels by row, None for rows to drop; refuses decisions about other labels than the data hold."""
     corrections = list(corrections)
     beyond = [c.index for c in corrections if not 0 <= c.index < len(cells)]
     if beyond:
@@ -155,7 +169,9 @@ def changes(cells: Sequence[Any], corrections: Iterable[Correction], where: str)
             f"{where} differs from what was reviewed: {shown}{more}. Nothing is written. Apply the corrections to the "
             "file that was audited, or audit this one."
         )
-    return {c.index: c.label for c in corrections if c.changes}
+    return {
+        c.index: None if c.decision == "drop" else c.label for c in corrections if c.changes or c.decision == "drop"
+    }
 
 
 def check_source(corrections: Iterable[Correction], digest: str, where: str) -> bool:
@@ -227,7 +243,7 @@ class Decided:
 def decided_labels(data: Dataset, decisions: str | Path | Iterable[Correction]) -> Decided:
     """The labels of the data with decisions of an earlier audit.
 
-    The data may hold the old or the decided labels.
+    The data may hold the old or the decided labels. Rows that were dropped or are unclear count as rows without a label.
     """
     rows, labels = np.zeros(len(data), bool), data.target.astype(np.int64).copy()
     before, unclear = labels.copy(), 0
@@ -236,6 +252,10 @@ def decided_labels(data: Dataset, decisions: str | Path | Iterable[Correction]) 
         decisions = run_decisions(Path(decisions)) if Path(decisions).is_dir() else read_corrections(decisions)
     decisions = [c for c in decisions if c.settled]
     for c, row in zip(decisions, find_rows(data, decisions), strict=True):
+        if c.decision in ("drop", "unclear"):
+            if row is not None:
+                labels[row] = before[row] = UNLABELED
+            continue
         new = c.label if c.decision != "reject" else c.given
         if new not in classes:
             raise InputError(f'row {c.index} was given the label "{new[:80]}"; {nearest(new, data.classes)}')

@@ -15,7 +15,7 @@ from xml.sax.saxutils import quoteattr  # nosec B406: writes, and parses nothing
 import numpy as np
 import pandas as pd
 
-from compensate.auditing.content import embedded_image, sample_content
+from compensate.auditing.content import embedded_image, label_content
 from compensate.errors import InputError
 from compensate.extras import require
 from compensate.files import read_text
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 AGENT = "compensate"  # the name of the model in suggestions
 GIVEN = "given"  # the id of an annotation that holds the given label; it is not a decision
 TAG = "possible_label_error"
+SIDES = ("first", "second")  # the fields of the responses of a pair
 TOOLS = ("label-studio", "fiftyone", "argilla", "cleanlab")
 
 SUFFIXES = (".json", ".jsonl")  # endings of the files that `read_exported` reads
@@ -54,7 +55,7 @@ def label_studio_tasks(audit: Audit, *, everything: bool = False, images: str | 
     for i, about in _exported(audit, "Label Studio", everything):
         score, result = round(1 - float(audit.p_error[i]), 6), [choice(about["suggested"])]
         tasks.append({
-            "data": {field: _shown(audit, i, images), **about},
+            "data": {**_shown(audit, i, images), **about},
             "predictions": [{"model_version": AGENT, "score": score, "result": result}],
             "annotations": [{"result": [choice(about["given"], id=GIVEN)]}],
         })  # fmt: skip
@@ -62,9 +63,12 @@ def label_studio_tasks(audit: Audit, *, everything: bool = False, images: str | 
 
 
 def label_studio_config(audit: Audit) -> str:
-    """The labeling interface of a project for these tasks."""
+    """The labeling interface of a project for these tasks. Pairs are shown side by side; choices say what ``Pairwise`` cannot: tie and drop."""
     field = _field(audit)
     shown = '<Image name="image" value="$image"/>' if field == "image" else '<Text name="text" value="$text"/>'
+    if audit.label_kind.page == "pair":
+        sides = "".join(f'<Text name="{side}" value="${side}"/>' for side in SIDES)
+        shown += f'\n  <View style="display: grid; grid-template-columns: 1fr 1fr; gap: 1em">{sides}</View>'
     choices = "\n".join(f"    <Choice value={quoteattr(name)}/>" for name in audit.classes)
     return f'<View>\n  {shown}\n  <Choices name="label" toName="{field}" choice="single">\n{choices}\n  </Choices>\n</View>\n'
 
@@ -106,7 +110,7 @@ def argilla_records(audit: Audit, *, everything: bool = False, images: str | Non
     return [
         {
             "id": str(about["row"]),
-            _field(audit): _shown(audit, i, images),
+            **_shown(audit, i, images),
             "label.suggestion": about.pop("suggested"),
             "label.suggestion.score": round(_confidence(audit, i), 6),
             "label.suggestion.agent": AGENT,
@@ -118,7 +122,7 @@ def argilla_records(audit: Audit, *, everything: bool = False, images: str | Non
 
 def whole_rows(audit: Audit) -> None:
     """Refuses an audit of samples with several labels each."""
-    if audit.addresses:
+    if not audit.by_row:
         raise InputError(
             "this audit is of several labels a sample, which have no row of their own there; review it with `compensate review`, or "
             "take `suspects` (suspects.csv)."
@@ -141,7 +145,7 @@ def _exported(audit: Audit, tool: str, everything: bool) -> list[tuple[int, dict
             "p_error": round(float(audit.p_error[i]), 6),
             "digest": audit.row_digest(i),
             "source": audit.source_digest,
-        }
+        } | ({"part": audit.part(i)} if audit.addresses else {})
         records.append((i, about | ({"id": audit.ids[i]} if audit.ids and _field(audit) == "text" else {})))
     return records
 
@@ -151,28 +155,32 @@ def _field(audit: Audit) -> str:
 
 
 def _confidence(audit: Audit, i: int) -> float:
-    """The probability of the suggested class; without class probabilities, of an error."""
-    return float(audit.p_error[i] if audit.probabilities is None else audit.probabilities[i, audit.suggested[i]])
+    """The probability of the suggested class; without class probabilities, and for pairs that may be dropped, of an error."""
+    if audit.probabilities is None or audit.addresses:
+        return float(audit.p_error[i])
+    return float(audit.probabilities[i, audit.suggested[i]])
 
 
-def _shown(audit: Audit, i: int, images: str | None) -> str:
-    """The text, the cells of a row, the address of an image or the image itself."""
+def _shown(audit: Audit, i: int, images: str | None) -> dict[str, str]:
+    """What a tool shows: the text, the cells of a row, the address of an image or the image itself; for pairs, the responses too."""
+    field = _field(audit)
     if images is not None and audit.kind == "image":
         if not audit.ids:
             raise InputError(
                 "these images are not files and have no addresses; leave images out, and they are embedded."
             )
-        return images.rstrip("/") + "/" + audit.ids[i]
+        return {field: images.rstrip("/") + "/" + audit.ids[i]}
     if audit.data is None:
         raise InputError(
             f"the data of this audit ({audit.title}) is not loaded; run `audit` again, or load the audit with its data: "
             "compensate.auditing.request.reopen(folder)."
         )
-    content = sample_content(audit.data, i)
+    content = label_content(audit, i)
     if content.image is not None:
-        return f"data:image/{embedded_image(content.image)}"
+        return {field: f"data:image/{embedded_image(content.image)}"}
     fields = "\n".join(f"{name}: {value}" for name, value in content.fields)
-    return content.text if content.text is not None else fields or f"row {int(audit.index[i])}"
+    text = content.text if content.text is not None else fields or f"row {int(audit.index[i])}"
+    return {field: text} | dict(zip(SIDES, (side for _, side in content.sides), strict=False))
 
 
 def cleanlab_issues(audit: Audit) -> dict[str, Any]:
@@ -199,7 +207,8 @@ def frame(audit: Audit) -> pd.DataFrame:
     columns: dict[str, Any] = {}
     raw = None if audit.data is None else audit.data.raw
     if isinstance(raw, pd.DataFrame):
-        columns |= {str(name): raw[name].to_numpy() for name in raw.columns}
+        rows = audit.position(np.arange(len(audit)))
+        columns |= {str(name): raw[name].to_numpy()[rows] for name in raw.columns}
     elif raw is not None and audit.kind == "text":
         columns["text"] = list(raw)
     if audit.ids and "id" not in columns:
@@ -247,8 +256,9 @@ def read_exported(path: str | Path) -> Iterator[dict[str, str]]:
         given = str(about["given"])
         known = {"": "skip", given: "reject"}
         decision = known.get(chosen) or ("accept" if chosen == str(about.get("suggested", "")) else "other")
-        digests = {"row": str(about.get("digest") or ""), "source": str(about.get("source") or "")}
-        yield {"index": str(about["row"]), "given": given, "decision": decision, "label": chosen, **digests}
+        names = {"row": "digest", "source": "source", "part": "part"}
+        more = {column: str(about.get(name) or "") for column, name in names.items()}
+        yield {"index": str(about["row"]), "given": given, "decision": decision, "label": chosen, **more}
 
 
 def _decided(record: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str | None]:

@@ -31,12 +31,13 @@ empty. `with_ids` adds their files or ids."""
 
 
 class IssueKind(NamedTuple):
-    """A kind of issue: its singular and plural, the meaning of its score, and advice."""
+    """A kind of issue: its singular and plural, the meaning of its score, advice, and whether it is about a row, a column or a class."""
 
     one: str
     many: str
     score: str
     advice: str
+    about: str = "row"
 
 
 KINDS: dict[str, IssueKind] = {
@@ -45,37 +46,45 @@ KINDS: dict[str, IssueKind] = {
         "differ in what decides the label."),
     "alike_classes": IssueKind("pair of classes with nearly the same name", "pairs of classes with nearly the same name",
         "rows of the more frequent name, as a share of the rows of both",
-        "The names differ only in case, spacing or one letter. If both mean the same, write all labels alike."),
+        "The names differ only in case, spacing or one letter. If both mean the same, merge them.", "class"),
     "test_duplicate": IssueKind("row that is in the test set too", "rows that are in the test set too", "similarity to the row of the test set, 1 if equal",
-        "A model has seen these rows of the test set in training, so that its test result is too good. Remove them from one of the two."),
+        "A model has seen these rows of the test set in training, so its test result is too good. Drop them here, or remove them from the test set."),
     "contradicting_response": IssueKind("response that is better and worse", "responses that are better and worse", "1",
         "The better response of this pair is the worse one of another pair with the same prompt. That may be right; if the other responses are "
         "equal too, one of the two preferences is wrong."),
-    "identical_responses": IssueKind("pair of equal responses", "pairs of equal responses", "1", "Equal responses teach nothing: remove the pair."),
+    "identical_responses": IssueKind("pair of equal responses", "pairs of equal responses", "1", "Equal responses teach nothing: drop the pair."),
     "duplicate_prompt": IssueKind("repeated prompt", "repeated prompts", "rows with this prompt",
         "Keep pairs with the same prompt in the same split, or a model is tested on prompts that it has seen."),
     "duplicate": IssueKind("duplicate", "duplicates", "similarity to the other row, 1 if equal",
-        "Keep one of each group, or be sure that a split never parts a group."),
+        "Keep one of each group and drop the others, or be sure that a split never parts a group."),
     "leaking_column": IssueKind("column that tells the label", "columns that tell the label",
         "share of the labels beyond chance that the column predicts alone",
-        "If the column is not known when a prediction is to be made, leave it out: --ignore."),
+        "If the column is not known when a prediction is to be made, audit without it.", "column"),
     "identifier_column": IssueKind("identifier column", "identifier columns", "share of its values that are distinct",
-        "It names rows and says nothing about them, so it is not used."),
+        "It names rows and says nothing about them, so it is not used. Nothing has to be done.", "column"),
     "missing_values": IssueKind("column with missing values", "columns with missing values", "share of its cells that are empty",
-        "Look whether cells are missing for a reason that has to do with the label."),
+        "Look whether cells are missing for a reason that has to do with the label; if so, audit without the column.", "column"),
     "rare_class": IssueKind("rare class", "rare classes", "rows of the class over what an equal share would be",
-        "Few rows of a class make its labels hard to judge, and hard to learn."),
-    "empty_text": IssueKind("empty text", "empty texts", "1", "A row without content says nothing about its label: remove it."),
-    "empty_row": IssueKind("empty row", "empty rows", "1", "A row without content says nothing about its label: remove it."),
+        "Few rows of a class make its labels hard to judge, and hard to learn: merge it with another class, or drop its rows.", "class"),
+    "empty_text": IssueKind("empty text", "empty texts", "1", "A row without content says nothing about its label: drop it."),
+    "empty_row": IssueKind("empty row", "empty rows", "1", "A row without content says nothing about its label: drop it."),
     "other_language": IssueKind("text in another language", "texts in another language", "share of its words or letters that say so",
         "Look whether they belong here; an encoder of one language judges them badly."),
     "dark_image": IssueKind("dark image", "dark images", "how far below the limit, from 0 to 1", "Look whether anything can be seen."),
     "bright_image": IssueKind("bright image", "bright images", "how far above the limit, from 0 to 1", "Look whether anything can be seen."),
-    "blank_image": IssueKind("blank image", "blank images", "how far below the limit, from 0 to 1", "They show nothing: remove them."),
+    "blank_image": IssueKind("blank image", "blank images", "how far below the limit, from 0 to 1", "They show nothing: drop them."),
     "outlier": IssueKind("outlier", "outliers", "standard deviations beyond the usual distance to the nearest rows",
         "They are unlike all other rows: damaged, of another source, or merely rare."),
 }  # fmt: skip
 """All kinds, the most important first."""
+
+USELESS = (
+    "identical_responses",
+    "duplicate",
+    "empty_text",
+    "empty_row",
+    "blank_image",
+)  # rows that are usually dropped
 
 
 def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
@@ -168,6 +177,41 @@ def records(issues: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(COLUMNS, row, strict=True)) for row in table.where(table.notna(), None).to_numpy().tolist()]
 
 
+def copies(issues: pd.DataFrame) -> list[int]:
+    """Of each group of equal rows with the same label all but the first.
+
+    >>> table = pd.DataFrame({"issue": "duplicate", "score": [1, 1, 1, 0.7], "index": [4, 2, 9, 5], "other": [2, 4, 4, 9]})
+    >>> copies(table)
+    [4, 9]
+    """
+    first: dict[int, int] = {}
+
+    def root(row: int) -> int:
+        while first.setdefault(row, row) != row:
+            row = first[row]
+        return row
+
+    equal = issues[(issues["issue"] == "duplicate") & (issues["score"] == 1)]
+    for pair in zip(equal["index"], equal["other"], strict=True):
+        low, high = sorted(root(int(row)) for row in pair)
+        first[high] = low
+    return sorted(row for row in first if root(row) != row)
+
+
+def issue_rows(audit: Audit, kind: str) -> list[int]:
+    """The rows of the source that a kind of issue is about: all copies of a row but one, the rows of a rare class, or the listed rows."""
+    issues = audit.found_issues
+    if issues is None:
+        raise InputError("the issues of this run were not searched for; audit the data again without --only labels.")
+    found = issues[issues["issue"] == kind]
+    if kind == "duplicate":
+        return copies(issues)
+    if KINDS[kind].about == "class":
+        named = np.isin(audit.names(audit.given), list(found["column"]))
+        return [int(row) for row in audit.rows[named]]
+    return sorted({int(row) for row in found["index"]})
+
+
 def summary(issues: pd.DataFrame) -> str:
     """The number of issues of each kind in one line; empty if there are none.
 
@@ -185,6 +229,14 @@ def summary(issues: pd.DataFrame) -> str:
         parts.append(f"{rows} rows" + (f", {conflicting:,} of them with different labels" if conflicting else ""))
     parts += [f"{n:,} {KINDS[name].one if n == 1 else KINDS[name].many}" for name, n in counts.items() if n]
     return "; ".join(parts)
+
+
+def next_step(issues: pd.DataFrame, run: str) -> str:
+    """The command that drops useless rows and merges spellings, if there are any."""
+    kinds = list(dict.fromkeys(issues["issue"]))
+    drops = ",".join(kind for kind in kinds if kind in USELESS)
+    options = f" --drop {drops}" * bool(drops) + " --merge OLD=NEW" * ("alike_classes" in kinds)
+    return f"the view Issues of the page{f'; or compensate apply {run}{options}' if options else ''}"
 
 
 # --- rows, columns and classes --------------------------------------------------------------------------------

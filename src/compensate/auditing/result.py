@@ -25,7 +25,7 @@ from compensate.auditing.labels.base import Classes, LabelKind, Reading
 from compensate.auditing.noise_model import expected_errors
 from compensate.auditing.page import audit_html, page_of, write_page
 from compensate.auditing.sampling import Sample, describe_looks, draw, recalibrate
-from compensate.auditing.write_back import write_csv
+from compensate.auditing.write_back import arrange_images, check_place, open_labels, write_csv, writes_folder
 from compensate.data.dataset import Dataset, Estimate, Ints, Source
 from compensate.errors import InputError, check
 
@@ -35,6 +35,7 @@ FLAGGED = 2 / 3
 BEFORE = "score before looks"
 """The evidence that holds the log odds of an audit before the labels that a person looked at changed them."""
 
+LAYOUTS = ("file", "links", "move")
 WORKLOADS = (50, 100, 500, 1_000)  # lengths of the list for which the expected errors are stated
 
 
@@ -200,6 +201,32 @@ class Audit(Findings):
         """The expected share of flags that are right; 1 if there are none."""
         return float(self.p_error[self.mask].mean()) if self.mask.any() else 1.0
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The result in figures and names, ready for JSON."""
+        rate, how = self.noise_rate, self.provenance
+        listed = self.flagged[[name for name in ("label", "given", "suggested") if name in self.suspects]]
+        pairs = [] if self.regression else listed.value_counts().rename("labels").reset_index().to_dict("records")
+        issues = {} if self.found_issues is None else self.found_issues["issue"].value_counts().to_dict()
+        return {
+            "data": self.title,
+            "source": self.source.path,
+            "digest": self.source_digest,
+            "labels": how.rows or len(self),
+            "classes": list(self.classes),
+            "by_chance": bool(how.by_chance),
+            "noise_rate": rate.value,
+            "noise_rate_low": rate.low,
+            "noise_rate_high": rate.high,
+            "flagged": int(self.mask.sum()) if how.flagged is None else how.flagged,
+            "expected_precision": self.expected_precision,
+            "workload": self.workload.to_dict("records"),
+            "pairs": pairs,
+            "issues": issues,
+            "predicted": len(self.predicted),
+            "notes": list(self.notes),
+        }
+
     @cached_property
     def rows(self) -> Ints:
         """(N,) the 0-based row of the source that each label belongs to: a sentence of tagged tokens, an image of masks."""
@@ -284,6 +311,10 @@ class Audit(Findings):
         """Labels as texts."""
         return [f"{value:.12g}" for value in labels] if self.regression else [self.classes[c] for c in labels]
 
+    def written(self, labels: NDArray[Any]) -> list[str]:
+        """Labels as corrections carry them: quantities are as exact as the data, to be recognized there."""
+        return [repr(float(value)) for value in labels] if self.regression else self.names(labels)
+
     @cached_property
     def scorer(self) -> Judge | None:
         """The fitted model, if there is one."""
@@ -320,9 +351,7 @@ class Audit(Findings):
             p = self.probabilities[chosen].copy()
             p[np.arange(len(p)), self.given[chosen]] = -1
             likeliest = p.argmax(1)
-        given, suggested = self.names(self.given[chosen]), self.names(likeliest)
-        if self.regression:  # as exact as the data, to be recognized there
-            given = [repr(float(value)) for value in self.given[chosen]]
+        given, suggested = self.written(self.given[chosen]), self.names(likeliest)
         return tuple(
             Correction(int(self.index[i]), g, "accept", s, self.row_digest(i), self.source_digest, self.part(i))
             for i, g, s in zip(chosen.tolist(), given, suggested, strict=True)
@@ -352,7 +381,7 @@ class Audit(Findings):
             rematch: with `out`, find each row by its content if the file has changed.
 
         Returns:
-            Labels of the audited rows in their order, class names or quantities; with `out`, a summary.
+            Labels of the audited rows in their order, class names or quantities, None or NaN for dropped rows; with `out`, a summary.
         """
         if out is not None:
             if not self.source.path:
@@ -368,7 +397,9 @@ class Audit(Findings):
         for place, name in zip(self.index.tolist(), self.names(self.given), strict=True):
             cells[place] = name
         new = changes(cells, decided, self.title)
-        labels: NDArray[Any] = np.array([new.get(i, cells[i]) for i in self.index.tolist()], dtype=object)
+        labels: NDArray[Any] = np.array(
+            [new.get(i, cells[i]) for i in self.index.tolist()], dtype=object
+        )  # None is NaN
         return labels.astype(np.float64) if self.regression else labels
 
     to_cleanlab = exchange.cleanlab_issues
@@ -412,6 +443,11 @@ class Audit(Findings):
         return cls(**store.load_audit(whole if whole.is_dir() else Path(path)))
 
 
+def moves_name(data: Path, layout: str = "move") -> Path:
+    """The default path of the folder of links, or of the list of moved images."""
+    return data.parent / f"{data.name}.{'fixed' if layout == 'links' else 'moves.csv'}"
+
+
 def apply_corrections(
     data: str | Path,
     corrections: str | Path | Iterable[Correction],
@@ -422,6 +458,7 @@ def apply_corrections(
     delimiter: str | None = None,
     force: bool = False,
     rematch: bool = False,
+    layout: str = "file",
 ) -> Applied:
     """Writes the data with the decided labels.
 
@@ -435,8 +472,10 @@ def apply_corrections(
         label, encoding, delimiter: of the file, if they were given for the audit.
         force: overwrite an existing file.
         rematch: the file differs from the audited one: find each row by its content.
+        layout: for images in class folders: a label "file", a folder of "links", or "move" them in place and write the list of moves.
     """
     data = Path(data)
+    check(layout in LAYOUTS, f"one of {', '.join(LAYOUTS)}", layout=f'"{layout}"')
     decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
     kinds = {kind_of(c.part) for c in decided} or {kind_of("")}
     if len(kinds) > 1:
@@ -449,6 +488,14 @@ def apply_corrections(
             "parts of a sample cannot be found by content; apply the corrections to the file that was audited, without "
             "rematch (--rematch)."
         )
+    if layout != "file":
+        if kind.form or rematch or not data.is_dir() or writes_folder(data):
+            raise InputError(f'layout is "{layout}", which is for images in class folders; leave it out for {data}.')
+        out = moves_name(data, layout) if out is None else Path(out)
+        check_place(data, out, force, layout == "links")
+        checked, labels = check_source(decided, kind.digest(data), str(data)), open_labels(data, label)
+        arrange_images(data, changes(labels.cells, decided, str(data)), out, layout)
+        return replace(Applied.count(out, len(labels.cells), decided), checked=checked)
     out = kind.fixed_name(data) if out is None else Path(out)
     kind.check_output(data, out, force)
     checked = not rematch and check_source(decided, kind.digest(data), str(data))

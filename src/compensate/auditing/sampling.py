@@ -34,6 +34,7 @@ EVEN = 0.6
 """The share of looks that is spread evenly over all labels; the others go where the audit is unsure."""
 
 LEVEL = 0.95
+CANNOT = ("skip", "drop", "unclear")  # decisions that tell nothing about the label
 SPREAD = (3.0, 0.3)  # prior standard deviations of the shift and the scale of the log odds
 LEAST_GAIN = 4.0  # a recalibration shrinks by this number over the gain in deviance
 MULTIPLIERS = np.exp(np.linspace(-10, 22, 1600))  # of the constraint on the share, at which its likelihood is computed
@@ -69,7 +70,7 @@ class Sample:
             if row not in made:
                 break
             c = made[row]
-            found.append(None if c.decision == "skip" else c.decision == "wrong" or c.changes)
+            found.append(None if c.decision in CANNOT else c.decision == "wrong" or c.changes)
         return found
 
     def save(self, folder: Path) -> None:

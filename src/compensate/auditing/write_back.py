@@ -40,13 +40,13 @@ from compensate.data.parquet import is_pattern, parquet_files, read_arrow
 from compensate.data.tables import LINES, TEXTS, read_frame, table_format
 from compensate.errors import InputError
 from compensate.extras import require
-from compensate.files import check_regular, decode, read_bytes, replaced_folder, write_atomically
+from compensate.files import check_regular, decode, read_bytes, replaced_folder, write_atomically, writing
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Span = tuple[int, int]  # start and end of a cell in a text
-Changes = Mapping[int, str]  # new labels by row
+Changes = Mapping[int, str | None]  # new labels by row; None drops the row
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 
 # Leading blanks and full-width signs count too: some programs trim the ones and fold the others.
@@ -214,6 +214,11 @@ def write_compressed(out: Path, content: bytes) -> None:
     write_atomically(out, _COMPRESS.get(out.suffix.lower(), bytes)(content))
 
 
+def dropped_rows(new: Changes) -> list[int]:
+    """The rows to drop."""
+    return [row for row, value in new.items() if value is None]
+
+
 class TextEditor:
     """Replaces spans of a CSV, TSV, JSONL or CoNLL file, which may be compressed, and keeps every other byte."""
 
@@ -254,8 +259,28 @@ class TextEditor:
         """Replaces a cell of a CSV or TSV file, quoted where needed."""
         self.replace(span, self.dialect.write(value, self.text[slice(*span)]))
 
+    def drop_rows(self, frame: pd.DataFrame, rows: Iterable[int]) -> None:
+        """Removes some rows."""
+        rows = list(rows)
+        if not rows:
+            return
+        if self.lines:
+            starts = [match.start() for match in re.finditer(r"^.*\S.*$", self.text, re.MULTILINE)]
+        else:
+            starts = [span[0] for span in self.spans(frame, str(frame.columns[0])) if span is not None]
+        if len(starts) != len(frame):
+            raise InputError(f"the rows of {self.path} cannot be told apart safely: check its line ends.")
+        self.drop_parts(starts, rows)
+
+    def drop_parts(self, starts: Sequence[int], parts: Iterable[int]) -> None:
+        """Removes some of the parts that begin at these characters; edits within them are void."""
+        ends = [*starts[1:], len(self.text)]
+        for part in parts:
+            self.replace((starts[part], ends[part]), "")
+
     def replace_labels(self, frame: pd.DataFrame, column: str, new: Changes) -> None:
-        """Replaces the labels of some rows; in JSONL, a label is written as other rows write it."""
+        """Replaces the labels of some rows and drops others; in JSONL, a label is written as other rows write it."""
+        self.drop_rows(frame, dropped_rows(new))
         spans, cells = self.spans(frame, column), list(frame[column])
         pairs = zip(cells, spans, strict=True)
         filled = ((cell, span) for cell, span in pairs if span is not None and not is_missing(cell))
@@ -263,6 +288,8 @@ class TextEditor:
         numbers = all(isinstance(cell, (int, float, np.number)) for cell in cells if cell is not None and cell == cell)
         for row, value in new.items():
             span = spans[row]
+            if value is None:
+                continue
             if span is None:
                 short = f"row {row} ends before the label column; add the missing cells to the file first."
                 absent = f'row {row} of {self.path} has no "{column}"; add one to the file first, such as '
@@ -277,6 +304,8 @@ class TextEditor:
         """Writes the edited file, compressed if its name says so."""
         parts, last = [], 0
         for start, end, new in sorted(self.edits):
+            if start < last:  # in a dropped row
+                continue
             parts += [self.text[last:start], new]
             last = end
         try:
@@ -295,7 +324,7 @@ class TextEditor:
 def edit_sheet(path: Path, column: str, cells: list[Any], new: Changes) -> bytes:
     """The workbook with some cells of a column of its first visible sheet changed.
 
-    A label that other cells hold is written as they write it, another one as a text.
+    A label that other cells hold is written as they write it, another one as a text. A dropped row leaves an empty line.
     """
     from openpyxl.utils import column_index_from_string
     from openpyxl.xml.functions import fromstring
@@ -322,28 +351,34 @@ def edit_sheet(path: Path, column: str, cells: list[Any], new: Changes) -> bytes
     filled = {row: match for row, match in matches.items() if match[3] and not is_missing(cells[row])}
     models = {label_name(cells[row]): match for row, match in filled.items() if "<f" not in match[3]}
     pieces, last = [], 0
-    for row in sorted(new):
+    for row in sorted(row for row, value in new.items() if value is not None):
         if row not in matches:
             raise InputError(
                 f"row {sheet.numbers[row]} of the sheet of {path} has no label cell; type a label there first."
             )
-        match, model = matches[row], models.get(new[row])
+        value, match = str(new[row]), matches[row]
+        model = models.get(value)
         prefix, attributes = match[1], _KIND.sub("", match[2].rstrip())
-        text_node = f'<{prefix}t xml:space="preserve">{escape(new[row])}</{prefix}t>'
+        text_node = f'<{prefix}t xml:space="preserve">{escape(value)}</{prefix}t>'
         kind, inner = ' t="inlineStr"', f"<{prefix}is>{text_node}</{prefix}is>"
         if model is not None and model[1] == prefix:
             typed = _KIND.search(model[2])
             kind, inner = typed[0] if typed else "", model[3]
         pieces += [text[last : match.start()], f"<{prefix}c{attributes}{kind}>{inner}</{prefix}c>"]
         last = match.end()
+    text, gone = "".join((*pieces, text[last:])), set(dropped_rows(new))
+    for row in gone:
+        text = re.sub(
+            rf'<((?:\w+:)?)row\b[^>]*\br="{sheet.numbers[row]}".*?</\1row>', "", text, count=1, flags=re.DOTALL
+        )
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as made:
         for info in archive.infolist():
-            edited = "".join((*pieces, text[last:])).encode() if info.filename == part else archive.read(info)
-            made.writestr(info, edited)
-    again = [row[number] for row in read_sheet(out.getvalue(), path).rows]
-    right = [same_label(cell, new[row]) if row in new else cell == cells[row] for row, cell in enumerate(again)]
-    if len(again) != len(cells) or not all(right):
+            made.writestr(info, text.encode() if info.filename == part else archive.read(info))
+    again, kept = [row[number] for row in read_sheet(out.getvalue(), path).rows], sorted({*range(len(cells))} - gone)
+    pairs = zip(kept, again, strict=False)
+    right = [same_label(cell, str(new[row])) if row in new else cell == cells[row] for row, cell in pairs]
+    if len(again) != len(kept) or not all(right):
         raise InputError(f"the cells of {path} cannot be told apart safely; save it again as .xlsx, or as CSV.")
     return out.getvalue()
 
@@ -360,12 +395,14 @@ def edit_parquet(path: Path, column: str, new: Changes) -> bytes:
     kind = field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type
     cells = table.column(column).to_pylist()
     for row, value in new.items():
-        cells[row] = _typed(value, kind, path)
+        cells[row] = None if value is None else _typed(value, kind, path)
     values = pyarrow.array(cells, type=kind)
     if kind is not field.type:
         values = values.dictionary_encode().cast(field.type)
     file = io.BytesIO()
-    parquet.write_table(table.set_column(table.schema.get_field_index(column), field, values), file)
+    table = table.set_column(table.schema.get_field_index(column), field, values)
+    kept = np.delete(np.arange(len(cells)), dropped_rows(new))
+    parquet.write_table(table if len(kept) == len(cells) else table.take(pyarrow.array(kept)), file)
     return file.getvalue()
 
 
@@ -415,12 +452,16 @@ def _saved_dataset(path: Path, label: str | None) -> Labels:
     def write(out: Path, new: Changes) -> None:
         values = list(rows[name])
         for row, value in new.items():
+            if value is None:
+                continue
             if names is not None and value not in names:
                 known = ", ".join(names)[:200]
                 raise InputError(f'"{value[:40]}" is not a class of {path}, whose label has the names {known}.')
             values[row] = _typed(value, rows.features[name].pa_type, path) if names is None else names.index(value)
         others = rows.remove_columns([name])
         changed = others.add_column(name, values, feature=rows.features[name]).select_columns(rows.column_names)
+        if gone := dropped_rows(new):
+            changed = changed.select(np.delete(np.arange(len(values)), gone))
         with replaced_folder(out) as folder:
             saved = changed if split is None else type(whole)({**whole, split: changed})
             saved.save_to_disk(str(folder))
@@ -487,7 +528,7 @@ def _image_folder(path: Path, label: str | None) -> Labels:
     def write(out: Path, new: Changes) -> None:
         if file is None or table is None:
             labeled = ((name, new.get(row, cells[row])) for row, name in enumerate(names))
-            write_compressed(out, csv_bytes((("file", "label"), *labeled)))
+            write_compressed(out, csv_bytes((("file", "label"), *(pair for pair in labeled if pair[1] is not None))))
             return
         absent = [names[row] for row in new if names[row] not in lines]
         if absent:
@@ -497,6 +538,65 @@ def _image_folder(path: Path, label: str | None) -> Labels:
         open_labels(file, table.column).write(out, {lines[names[row]]: value for row, value in new.items()})
 
     return Labels(cells, digests, write)
+
+
+def arrange_images(data: Path, new: Changes, out: Path, layout: str) -> None:
+    """Sorts the images of class folders by their new labels: as a folder of links, or moved in place, with a list of the moves for `undo_moves`.
+
+    An image whose name is taken in its new class gets the old class before its name. Dropped images are not linked, or moved to ``NAME.dropped``.
+    """
+    top, names, file = list_images(data)
+    if file is not None:
+        raise InputError(
+            f"the labels of {data} are in {file}, and not in the names of folders; leave --as {layout} out."
+        )
+    taken, places = set(names), dict[str, str]()
+    for row, name in enumerate(names):
+        old, _, rest = name.partition("/")
+        label = new.get(row, old)
+        if label is not None and PurePosixPath(label).name != label:
+            raise InputError(f'"{label[:40]}" cannot be the name of a folder; leave --as {layout} out.')
+        if label is None and layout == "move":
+            places[name] = f"../{top.name}.dropped/{name}"
+        elif label is not None:
+            place = f"{label}/{rest}"
+            while label != old and place in taken:
+                place = f"{label}/{old}-{place.partition('/')[2].replace('/', '-')}"
+            taken.add(place)
+            places[name] = place
+    if layout == "links":
+        with replaced_folder(out) as folder:
+            for name, place in places.items():
+                (folder / place).parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    (folder / place).symlink_to((top / name).resolve())
+                except OSError:  # a system without symbolic links
+                    os.link(top / name, folder / place)
+        return
+    moves = {name: place for name, place in places.items() if name != place}
+    present = next((top / place for place in moves.values() if (top / place).exists()), None)
+    if present is not None:
+        raise InputError(f"{present} exists, and an image would be moved there; rename it, and apply again.")
+    write_atomically(out, csv_bytes((("from", "to"), *moves.items())))
+    for name, place in moves.items():
+        _move(top / name, top / place)
+
+
+def undo_moves(data: Path, moves: Path) -> int:
+    """Moves images back by the list that `arrange_images` wrote; returns how many were moved."""
+    top, done = list_images(data)[0], 0
+    for name, place in read_frame(moves)[["from", "to"]].itertuples(index=False):
+        if (top / place).exists() and not (top / name).exists():
+            _move(top / place, top / name)
+            done += 1
+    moves.unlink()
+    return done
+
+
+def _move(source: Path, target: Path) -> None:
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.replace(target)
 
 
 def fixed_name(data: Path) -> Path:
@@ -522,7 +622,12 @@ def writes_folder(data: Path) -> bool:
 
 def check_output(data: Path, out: Path, force: bool) -> None:
     """Refuses a path that cannot be written to, or that exists and must not be overwritten."""
-    if writes_folder(data):
+    check_place(data, out, force, writes_folder(data))
+
+
+def check_place(data: Path, out: Path, force: bool, folder: bool) -> None:
+    """As `check_output`, for a file or a folder to write."""
+    if folder:
         if out.exists() and not out.is_dir():
             raise InputError(f"{out} is a file, and {data} is written as a folder; name a folder.")
         if out.absolute() in (data.absolute(), *data.absolute().parents):

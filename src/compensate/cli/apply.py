@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from compensate.auditing import exchange
-from compensate.auditing.decisions import Correction, run_decisions
+from compensate.auditing import actions, exchange
+from compensate.auditing.decisions import Correction, Journal, reviewing, run_decisions
 from compensate.auditing.request import reopen
-from compensate.auditing.result import Audit, apply_corrections
-from compensate.auditing.write_back import write_csv
+from compensate.auditing.result import Audit, apply_corrections, moves_name
+from compensate.auditing.write_back import open_labels, undo_moves, write_csv
 from compensate.cli import options as o
-from compensate.cli.terminal import say
+from compensate.cli.terminal import plural, print_json, quoted, say
 from compensate.errors import InputError, nearest
 from compensate.files import check_regular, is_address, write_atomically
 
@@ -30,6 +32,17 @@ def apply(
     accept: Annotated[float | None, o.option(
         "Apply every suggestion with at least this error probability, without review; decisions of the run come first."
     )] = None,
+    drop: Annotated[str | None, o.option(
+        "Rows to drop: kinds of issues.csv and row numbers, e.g. duplicate,empty_text,17; of equal rows one is kept."
+    )] = None,
+    unclear: Annotated[str | None, o.option("Rows to mark as unclear, named as for --drop; they keep their label.")] = None,
+    merge: Annotated[str | None, o.option(
+        "Class names to merge, e.g. Pos=pos,biling=billing; or spellings: all that differ only in case, spacing or Unicode form."
+    )] = None,
+    units: Annotated[bool, o.option("Set flagged values back that are wrong by a factor of 10, 100 or 1,000.", "--units")] = False,
+    fill: Annotated[float | None, o.option("Give rows without a label the predicted one, from this probability on.")] = None,
+    undo: Annotated[bool, o.option("Take back what --drop, --unclear, --merge, --units, --fill and --as move did.", "--undo")] = False,
+    layout: Annotated[str, typer.Option("--as", help="Images in class folders: a label file, a folder of links, or move them in place.")] = "file",
     swap: Annotated[bool, o.option("With --accept: swap preference pairs instead of dropping them.", "--swap")] = False,
     out: Annotated[Path | None, o.option("Output file [default: NAME.fixed.SUFFIX].", "--out", "-o")] = None,
     label: o.Label = None,
@@ -37,6 +50,7 @@ def apply(
     delimiter: o.Delimiter = None,
     force: o.Force = False,
     rematch: Annotated[bool, o.option("Match rows by content, for a file that changed since the audit.", "--rematch")] = False,
+    json_: o.Json = False,
 ) -> None:  # fmt: skip
     """Write the data with the corrected labels.
 
@@ -45,6 +59,9 @@ def apply(
     With an exported file: `compensate apply reviews.csv corrections.csv`
 
     Without a review: `compensate apply runs/reviews-3f2a --accept 0.9`
+
+    Other findings: `compensate apply runs/reviews-3f2a --drop duplicate,empty_text --merge spellings`. These decisions join those of
+    the review in the run folder; `--undo` takes them back.
 
     A corrected CSV, TSV or JSONL differs in the changed cells alone; a folder of images gets a label file. A file that changed since
     the audit is refused; `--rematch` finds its rows by content.
@@ -56,6 +73,14 @@ def apply(
         raise InputError(
             f"{run} is not the folder of a run. Give the folder that `compensate audit` wrote, or the data and its corrections: "
             f"compensate apply {run} corrections.csv."
+        )
+    named = [
+        n for n, v in {"--drop": drop, "--unclear": unclear, "--merge": merge, "--fill": fill}.items() if v is not None
+    ]
+    named += [n for n, v in {"--units": units, "--undo": undo}.items() if v]
+    if named and not run.is_dir():
+        raise InputError(
+            f"{named[0]} acts on the findings of a run, and {run} is not the folder of one; give that folder."
         )
     if accept is not None and not run.is_dir():
         raise InputError(
@@ -81,7 +106,24 @@ def apply(
         label = label or found.source.label
         encoding, delimiter = encoding or found.reading.get("encoding"), delimiter or found.reading.get("delimiter")
         decided = run_decisions(run)
-        said = f"{len(decided):,} decisions of {run}"
+        acts: dict[str, Any] = {"drop": drop, "unclear": unclear, "merge": merge, "units": units or None, "fill": fill}
+        if undo or any(value is not None for value in acts.values()):
+            with reviewing(run):
+                journal, now = Journal(run), time.time_ns() // 1_000_000
+                if undo:
+                    moved = undo_moves(data, moves_name(data)) if moves_name(data).is_file() else 0
+                    images = f", {moved:,} images moved back" if moved else ""
+                    say(f"{plural(actions.undo(journal, now), 'decision')} of earlier commands taken back{images}")
+                    return
+                cells = open_labels(data, label, encoding or "utf-8", delimiter).cells if merge else ()
+                made = actions.decisions(found, decided, cells, **acts)
+                actions.record(journal, made, now)
+                decided = journal.decisions
+            say(
+                f"{plural(len(made), 'decision')} recorded in {run}; to take them back: compensate apply {quoted(run)} --undo",
+                wrap=False,
+            )
+        said = f"{plural(len(decided), 'decision')} of {run}"
         if accept is not None:  # decisions of people take precedence over suggestions
             sure, reviewed = found.accepted(accept, relabel=swap), {c.index for c in decided}
             p = found.p_error[found.p_error >= accept]
@@ -96,7 +138,15 @@ def apply(
             )
         say(said)
     done = apply_corrections(
-        data, decided, out, label=label, encoding=encoding or "utf-8", delimiter=delimiter, force=force, rematch=rematch
+        data,
+        decided,
+        out,
+        label=label,
+        encoding=encoding or "utf-8",
+        delimiter=delimiter,
+        force=force,
+        rematch=rematch,
+        layout=layout,
     )
     if done.matched is not None:
         matched = done.matched
@@ -110,11 +160,16 @@ def apply(
         say("; ".join(parts))
     elif not done.checked:
         say("note: these corrections do not name the file they are about; only the labels of the rows were compared")
-    others = {"kept as given": done.kept, "skipped": done.skipped}
+    others = {
+        f"row{'s' * (done.dropped != 1)} dropped": done.dropped, "marked as unclear": done.unclear, "kept as given": done.kept,
+        "skipped": done.skipped,
+    }  # fmt: skip
     parts = [f"{done.changed:,} of {done.rows:,} labels changed", *(f"{n:,} {what}" for what, n in others.items() if n)]
     say(f"{done.path}: {', '.join(parts)}")
-    if not (done.changed or done.kept or done.skipped) and done.matched is None:
+    if not any((done.changed, *others.values())) and done.matched is None:
         say(f"note: {run} holds no decision, so the labels are as they were")
+    if json_:
+        print_json(asdict(done))
 
 
 def export(

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from rich.text import Text
 from compensate.auditing.api import audit as judge
 from compensate.auditing.class_names import spellings
 from compensate.auditing.content import sample_content
-from compensate.auditing.issues import summary
+from compensate.auditing.issues import next_step, summary
 from compensate.auditing.labels import labels_of
 from compensate.auditing.page import command
 from compensate.auditing.request import AuditRequest, ReviewedRun, is_main_process, run_audit
@@ -26,7 +27,7 @@ from compensate.auditing.result import Audit
 from compensate.auditing.sampling import describe_looks
 from compensate.auditing.source import labeled, left_out
 from compensate.cli import options as o
-from compensate.cli.terminal import clock, console, plain_table, quoted, say, short, stage_progress
+from compensate.cli.terminal import bar, clock, console, plain_table, print_json, quoted, say, short, stage_progress
 from compensate.data.dataset import Dataset
 from compensate.data.label_column import UnclearLabel
 from compensate.data.labels import NOT_APPLICABLE
@@ -38,6 +39,7 @@ READER = (
 """Options of the reader."""
 
 PAIRS = 6  # rows of the table in the summary
+LEVELS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1)  # probabilities between the bars of the picture
 WIDE = 0.1  # an interval is wide if it starts at 0 and ends above this share
 
 
@@ -91,9 +93,14 @@ def similar_class_names(source: Dataset) -> str:
     return "; ".join(map(", ".join, named))
 
 
+def asks() -> bool:
+    """Whether a person can answer questions."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and not console.stderr
+
+
 def ask_label(error: UnclearLabel) -> str:
     """Asks for the label column at a terminal; raises the error elsewhere."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not asks():
         raise error
     typer.echo(str(error))
     return Prompt.ask("label column", choices=list(error.candidates), default=error.candidates[0])
@@ -101,9 +108,9 @@ def ask_label(error: UnclearLabel) -> str:
 
 def ask_merge(data: Dataset) -> bool:
     """Asks at a terminal whether to merge similar class names; False elsewhere."""
-    alike, asks = similar_class_names(data), sys.stdin.isatty() and sys.stdout.isatty()
+    alike = similar_class_names(data)
     question = f"These names differ only in case, spacing or Unicode form: {alike}. Take them for one class?"
-    return bool(alike) and asks and Confirm.ask(question)
+    return bool(alike) and asks() and Confirm.ask(question)
 
 
 def print_summary(found: Audit, folder: Path) -> None:
@@ -128,6 +135,8 @@ def print_summary(found: Audit, folder: Path) -> None:
         console.print(table)
     elif flagged:
         console.print(_pairs(found))
+    if console.is_terminal and not by_chance:
+        console.print(picture(found))
     since = found.provenance.since
     if since is not None:
         say(
@@ -140,10 +149,13 @@ def print_summary(found: Audit, folder: Path) -> None:
         "all rows": f"{folder / 'suspects'}/*.parquet" if found.listed is not None else "",
         "predicted": str(folder / "predictions.csv") if len(found.predicted) else "",
         "also found": f"{summary(issues)}: {folder / 'issues.csv'}" if issues is not None and len(issues) else "",
+        "act on that": next_step(issues, quoted(folder)) if issues is not None and len(issues) else "",
         "then": f"compensate apply {quoted(folder)}" if command(found) else "",
     }
     for name, line in lines.items():
-        if line and (name == "also found" or not by_chance):  # there is nothing to do with labels at chance
+        if line and (
+            name in ("also found", "act on that") or not by_chance
+        ):  # there is nothing to do with labels at chance
             say(f"{name + ':':<13} {line}", wrap=False)
 
 
@@ -154,6 +166,19 @@ def describe_workload(found: Audit) -> str:
         for k, row in enumerate(found.workload.itertuples())
     ]
     return f"wrong {'values' if found.regression else 'labels'} to expect: {', '.join(parts)}"
+
+
+def picture(found: Audit) -> Table:
+    """A bar for each range of the probability of error; colored where labels are flagged."""
+    counts = [
+        int(((found.p_error >= low) & (found.p_error < high + (high == 1))).sum()) for high, low in pairwise(LEVELS)
+    ]
+    table = plain_table("probability of error", "labels", "", padding=(0, 2, 0, 0))
+    table.columns[1].justify = "right"
+    for (high, low), count in zip(pairwise(LEVELS), counts, strict=True):
+        style = "red" if high > found.threshold else "dim"
+        table.add_row(f"{low:g} to {high:g}", f"{count:,}", Text(bar(count / max(*counts, 1)), style=style))
+    return table
 
 
 def _pairs(found: Audit) -> Table:
@@ -240,6 +265,7 @@ def audit(
     memory: Annotated[str | None, o.option("Memory that the audit may take, e.g. 2GB: Parquet and .npy files are then read in pieces.")] = None,
     backend: o.Backend = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-DIGEST].")] = None,
+    json_: o.Json = False,
 ) -> None:  # fmt: skip
     """Find the labels that look wrong, and write a page to review them on.
 
@@ -308,3 +334,5 @@ def audit(
     for note in (note for note in found.notes if note not in told):
         console.print(Text.assemble(("note: ", "yellow"), note))
     print_summary(found, folder)
+    if json_:
+        print_json({"run": folder, **found.figures})

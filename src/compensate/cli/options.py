@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from compensate.cli.terminal import MAX_NAMES, say, short
+from compensate.cli.terminal import MAX_NAMES, messages_to_stderr, say, short
 from compensate.data.columns import text_columns
 from compensate.data.dataset import Source
 from compensate.errors import InputError, check
@@ -53,7 +53,7 @@ ConfigFile = Annotated[Path | None, option("TOML file of settings; the command l
 Epochs = Annotated[int | None, option("Training epochs.")]
 BatchSize = Annotated[int | None, option("Batch size, over all processes.")]
 Rate = Annotated[float | None, option("Learning rate.", "--lr")]
-Precision = Annotated[str | None, option("Mixed precision: no, bf16 or fp16.")]
+Precision = Annotated[str | None, option("Mixed precision: no, bf16 or fp16.", rich_help_panel="Training")]
 Seed = Annotated[int | None, option("Random seed.")]
 Vectors = Annotated[str | None, option("Word vectors: glove.6B.100d in the data folder, or a file.")]
 Label = Annotated[str | None, option("Label column of a table.")]
@@ -72,6 +72,9 @@ Backend = Annotated[str | None, option("Where to compute: local, or ray, for a c
 Encoding = Annotated[str | None, option("File encoding [default: utf-8].")]
 Delimiter = Annotated[str | None, option("Column delimiter [default: detected].")]
 Force = Annotated[bool, option("Overwrite an existing output file.", "--force")]
+Json = Annotated[
+    bool, option("Print one JSON object, and all messages to standard error.", "--json", callback=messages_to_stderr)
+]
 
 READER = ("label", "text", "ignore", "columns")  # options of the table reader, which `Config` stores separately
 PLACES = ("config", "data_dir")  # paths, which are not part of a configuration

@@ -23,7 +23,7 @@ from compensate.auditing.sampling import LOOKS, Sample, describe_looks
 from compensate.auditing.server import Review, ReviewServer
 from compensate.cli import options as o
 from compensate.cli.audit import describe_workload
-from compensate.cli.terminal import console, quoted, say
+from compensate.cli.terminal import console, plural, quoted, say
 from compensate.errors import InputError, check
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -73,7 +73,10 @@ def review(
             server.server_close()
             server.merge()
             for each in server.reviews.values():
-                say(f"{len(each.journal.decisions):,} decisions:  compensate apply {quoted(each.folder)}", wrap=False)
+                say(
+                    f"{plural(len(each.journal.decisions), 'decision')}:  compensate apply {quoted(each.folder)}",
+                    wrap=False,
+                )
     if found is not None:
         looked = opened.looked() or {}
         say(describe_looks(looked))

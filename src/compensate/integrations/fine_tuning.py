@@ -43,6 +43,7 @@ from compensate.files import make_folder
 from compensate.integrations.transformers import INDEX, find_logits
 from compensate.methods import find, pair_logits, token_logits
 from compensate.training import checkpoint
+from compensate.training.distributed import Exchange
 
 try:
     from transformers import TrainerCallback
@@ -113,6 +114,7 @@ class Watch(TrainerCallback):
         """Sums over the visits: log-probabilities of all classes; or log p, and log p beyond the running mean."""
         self.visits, self.recent = torch.zeros(len(self)), torch.zeros(2)
         self.criterion = None if method is None else self._criterion(method, settings)
+        self.exchange: Exchange | None = None
         self._attach(rows)
 
     def __len__(self) -> int:
@@ -144,8 +146,6 @@ class Watch(TrainerCallback):
         return found
 
     def _criterion(self, method: str | Compensated, settings: Mapping[str, Any]) -> Compensated:
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            raise InputError("method= is for a training in one process; leave it out to watch several.")
         if isinstance(method, str):
             row = find(method)
             if row.needs - {"index", "epochs", "steps"} or "feature" in row.taxonomy.target:
@@ -248,59 +248,67 @@ class Watch(TrainerCallback):
             logp = logits.float().log_softmax(-1)
             kept = (places >= 0) & (target != -100)
             values = (logp[kept] if self.task == "class" else logp[..., 0][kept][:, None]).to(self.total.device)
-            if self.task != "class":
-                now = torch.tensor([float(values.sum()), len(values)])
-                self.recent = self.recent * math.exp(-len(places) / HORIZON) + now
-                values = torch.cat([values, values - self.recent[0] / self.recent[1].clamp(min=1)], 1)
             here = places[kept].to(self.total.device)
+            if self.task != "class":
+                now = self._all(torch.tensor([float(values.sum()), len(values), len(self._rows(here).unique())]))
+                self.recent = self.recent * math.exp(-float(now[2]) / HORIZON) + now[:2]
+                values = torch.cat([values, values - self.recent[0] / self.recent[1].clamp(min=1)], 1)
             self.total.index_add_(0, here, values)
             self.visits.index_add_(0, here, torch.ones(len(here), device=self.visits.device))
         if self.criterion is None:
             return loss
         plain = F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="sum", ignore_index=-100)
         index = places.clamp(min=0)
-        if self.task == "text" and self.per == "sequence":
-            starts = torch.from_numpy(self.starts[1:]).to(index.device)
-            index = torch.searchsorted(starts, index, right=True)
+        index = self._rows(index) if self.per == "sequence" else index
         compensated = self.criterion.train()(logits.flatten(0, -2), target.flatten(), index.flatten())
         total = loss[0] if isinstance(loss, tuple) else loss
         scale = total.detach() / plain.detach().clamp(min=torch.finfo(plain.dtype).tiny)  # of the trainer's own mean
         total = total + scale * (compensated - plain)
         return (total, *loss[1:]) if isinstance(loss, tuple) else total
 
+    def _rows(self, places: Tensor) -> Tensor:
+        """The rows that places belong to."""
+        return torch.searchsorted(torch.from_numpy(self.starts[1:]).to(places.device), places, right=True)
+
     # --- the run ----------------------------------------------------------------------------------------------
 
-    def _summed(self) -> tuple[Tensor, Tensor]:
-        """The record of all processes."""
-        both = [one.to(self.trainer.args.device, copy=True) for one in (self.total, self.visits)]
-        for one in both if dist.is_initialized() else ():
-            dist.all_reduce(one)
-        return both[0].cpu(), both[1].cpu()
+    def _all(self, value: Tensor) -> Tensor:
+        """The sum over all processes."""
+        value = value.to(self.trainer.args.device, copy=True)
+        if dist.is_initialized():
+            dist.all_reduce(value)
+        return value.cpu()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Continues the record of a checkpoint."""
+        stored: Any = {}
+        if state.global_step > 0:
+            folder = Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER)
+            stored = checkpoint.latest(folder)
+            if stored is None:
+                raise InputError(
+                    f"{folder} has no record; resume from a checkpoint of a watched training, or train again."
+                )
+            main = not dist.is_initialized() or dist.get_rank() == 0
+            self.recent = stored["recent"]
+            for own, name in ((self.total, "total"), (self.visits, "visits")):
+                own.copy_(stored[name] if main else torch.zeros_like(own))
         if self.criterion is not None:
             self.criterion.to(args.device).start(max(1, state.max_steps * args.gradient_accumulation_steps))
-        if state.global_step == 0:
-            return
-        folder = Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER)
-        stored = checkpoint.latest(folder)
-        if stored is None:
-            raise InputError(f"{folder} has no record; resume from a checkpoint of a watched training, or train again.")
-        main = not dist.is_initialized() or dist.get_rank() == 0
-        self.recent = stored["recent"]
-        for own, name in ((self.total, "total"), (self.visits, "visits")):
-            own.copy_(stored[name] if main else torch.zeros_like(own))
-        if self.criterion is not None:
-            self.criterion.load_state_dict(stored["criterion"])
+            if stored:
+                self.criterion.load_state_dict(stored["criterion"])
+            self.exchange = Exchange(self.criterion)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.criterion is not None:
-            self.criterion.end_epoch()
+        """Ends the epoch of the criterion, and merges its copies in several processes."""
+        if self.exchange is not None:
+            self.exchange.end_epoch()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Adds the record to a checkpoint."""
-        total, visits = self._summed()
+        if self.exchange is not None:
+            self.exchange()
+        total, visits = self._all(self.total), self._all(self.visits)
         if args.should_save:
             state_dict = {} if self.criterion is None else {"criterion": self.criterion.state_dict()}
             folder = Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER)
@@ -310,7 +318,7 @@ class Watch(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Sums the records of all processes, and writes the list of suspects and the review page to the output folder."""
-        self.total, self.visits = self._summed()
+        self.total, self.visits = self._all(self.total), self._all(self.visits)
         if args.should_save:
             folder = make_folder(Path(args.output_dir, FOLDER))
             write_csv(folder / "suspects.csv", self.suspects())

@@ -137,8 +137,7 @@ class LabelKind:
     ) -> Applied:
         """Writes the data with the decided labels; with `rematch`, rows are found by their content."""
         rows = cls.write(data, [(c, cls.parse(c.part)) for c in decided], out, reading)
-        changed, skipped = sum(c.changes for c in decided), sum(not c.settled for c in decided)
-        return Applied(out, rows, changed, len(decided) - changed - skipped, skipped)
+        return Applied.count(out, rows, decided)
 
     @classmethod
     def write(cls, data: Path, decided: Sequence[tuple[Correction, Address]], out: Path, reading: Reading) -> int:
@@ -172,10 +171,8 @@ class Classes(LabelKind):
         matched = None
         if rematch:
             decided, matched = rematch_rows(decided, labels.cells, labels.digests(), str(data))
-        new = changes(labels.cells, decided, str(data))
-        labels.write(out, new)
-        skipped = sum(not c.settled for c in decided)
-        return Applied(out, len(labels.cells), len(new), len(decided) - len(new) - skipped, skipped, matched=matched)
+        labels.write(out, changes(labels.cells, decided, str(data)))
+        return Applied.count(out, len(labels.cells), decided, matched)
 
 
 class Judged(NamedTuple):

@@ -316,8 +316,8 @@ class Pairs(LabelKind):
             if row >= len(read):
                 raise InputError(f"a correction is about row {row}, and {data} has the rows 0 to {len(read) - 1}.")
             check_given(data, c, "" if read.target[row] == UNLABELED else ANSWERS[read.target[row]])
-            if c.changes:
-                new[row] = c.label.strip()
+            if c.changes or c.decision == "drop":
+                new[row] = c.label.strip() or "drop"
         odd = [answer for answer in new.values() if answer not in ANSWERS]
         if odd:
             raise InputError(f'a correction says "{odd[0][:40]}"; expected {", ".join(ANSWERS)}.')
@@ -413,19 +413,10 @@ def write_pairs(
             editor.replace(two, editor.text[slice(*one)])
         if changed.preferences:
             editor.replace_labels(frame, columns.preferences[0], changed.preferences)
-        starts = [*row_starts(editor, frame, spans[0]), len(editor.text)] if changed.dropped else []
-        for row in changed.dropped:
-            editor.replace((starts[row], starts[row + 1]), "")
+        editor.drop_rows(frame, changed.dropped)
         editor.write(out)
     else:
         raise InputError(f"pairs are written as CSV, TSV, JSONL, Parquet or a saved data set, and not into {data}.")
-
-
-def row_starts(editor: TextEditor, frame: pd.DataFrame, spans: Sequence[Any]) -> list[int]:
-    """Where each row of a text file begins; `spans` are those of a column."""
-    if editor.lines:
-        return [editor.text.rfind("\n", 0, span[0]) + 1 for span in spans]
-    return [span[0] for span in editor.spans(frame, str(frame.columns[0])) if span is not None]
 
 
 def edited(table: Any, columns: PairColumns, changed: Changed) -> Any:

@@ -105,6 +105,15 @@ class Quantity(Classes):
         )  # fmt: skip
 
 
+def in_other_unit(given: Floats, suggested: Floats) -> NDArray[np.bool_]:
+    """(N,) whether the suggested value is the given one in another unit.
+
+    >>> in_other_unit(np.array([575990.412, 20.0]), np.array([575.990412, 3.0]))
+    array([ True, False])
+    """
+    return np.asarray(np.isclose(UNITS[:, None] * given, suggested, rtol=1e-9, atol=0).any(0))
+
+
 def judge_quantities(
     views: Sequence[View], values: Floats, folds: Ints, *, seed: int = 0
 ) -> tuple[dict[str, Floats], Estimate, dict[str, float], float]:

@@ -231,8 +231,11 @@ class Masks(NeighboringLabels):
                 if not (c.label.strip().isascii() and c.label.strip().isdigit() and int(c.label) < VOID):
                     raise InputError(f'"{c.label[:40]}" is not a class of a mask; expected a number from 0 to 254.')
                 changed.setdefault(name, mask.copy())[inside] = int(c.label)
+        dropped = {name for c, (_, (name, _)) in decided if c.decision == "drop"}
         with replaced_folder(out) as folder:
             for name, path in before.items():
+                if name in dropped:
+                    continue
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 if name not in changed:
                     shutil.copyfile(path, folder / name)

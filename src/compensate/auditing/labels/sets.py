@@ -28,7 +28,7 @@ from compensate.auditing.labels.base import Judging, LabelKind, Reader, Reading,
 from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.linear import LinearFolds
 from compensate.auditing.noise_model import judge, pool, shares
-from compensate.auditing.write_back import TextEditor, open_labels
+from compensate.auditing.write_back import TextEditor, dropped_rows, open_labels
 from compensate.data import tables
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
 from compensate.data.label_column import LabelChoice, choose_label, choose_text, joined_labels
@@ -162,7 +162,9 @@ class LabelSets(LabelKind):
         new: dict[int, Any] = {}
         for c, (row, name) in decided:
             check_given(data, c, STATES[name in labels_in(cells[row], sign)])
-            if c.changes:
+            if c.decision == "drop":
+                new[row] = None
+            if c.changes and new.get(row, "") is not None:
                 new[row] = _switched(new.get(row, cells[row]), sign, name, c.label.strip() == "present")
         if sign != "list":
             open_labels(data, column, reading.encoding, reading.delimiter).write(out, new)
@@ -171,8 +173,11 @@ class LabelSets(LabelKind):
             raise InputError(f"corrections of lists are written into JSONL files, and not into {data}.")
         editor = TextEditor(data, reading.encoding)
         spans, plain = editor.spans(frame, column), editor.text.isascii()
+        editor.drop_rows(frame, dropped_rows(new))
         for row, labels in new.items():
             span = spans[row]
+            if labels is None:
+                continue
             if span is None:
                 raise InputError(f'row {row} of {data} has no "{column}"; add an empty list there first.')
             old = editor.text[slice(*span)]  # labels that stay are written as they were
@@ -208,6 +213,7 @@ class LabelColumns(LabelSets):
                 wanted = STATES.index(c.label.strip())  # written as other rows write it
                 like = next((cell for cell in frame[name] if _answer(cell, name, row, data) == wanted), wanted)
                 new.setdefault(name, {})[row] = str(label_name(like) if editor.lines else like).strip()
+        editor.drop_rows(frame, {row for c, (row, _) in decided if c.decision == "drop"})
         for name, changes in new.items():
             editor.replace_labels(frame, name, changes)
         editor.write(out)

@@ -211,6 +211,11 @@ class TokenTags(NeighboringLabels):
                     )
                 editor.replace(token.span, json.dumps(tag, ensure_ascii=False) if editor.lines and quoted else tag)
             at += len(sentence)
+        filled = [sentence for sentence in sentences if sentence]
+        starts = [editor.text.rfind("\n", 0, sentence[0].span[0]) + 1 for sentence in filled]
+        firsts = np.cumsum([0, *map(len, filled)])
+        dropped = {part.start for c, (_, part) in decided if c.decision == "drop"}
+        editor.drop_parts(starts, {int(np.searchsorted(firsts, first, "right")) - 1 for first in dropped})
         editor.write(out)
         return len(tokens)
 

@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.stats import binomtest, hypergeom
 
+from compensate.auditing.class_names import near_names
 from compensate.auditing.content import MAX_ITEMS, Content, embedded_image, label_content, sample_content
 from compensate.auditing.issues import KINDS as ISSUES
-from compensate.auditing.issues import records
+from compensate.auditing.issues import issue_rows, records
+from compensate.auditing.labels.quantity import in_other_unit
 from compensate.data.dataset import Floats, Ints
 from compensate.errors import InputError
 from compensate.extras import Html, element, escape, html_table
@@ -169,29 +171,45 @@ def page_of(audit: Audit, sample: Ints | None = None) -> dict[str, Any]:
         if cells is not None and listed.source.label is not None:
             given = [str(cell) for cell in cells[listed.source.label]]
         usual = listed.evidence["usual residual"][chosen].tolist()
+        same_digits = in_other_unit(listed.given, listed.suggested)
         for i, error in zip(shown, usual, strict=True):
-            suggested[i] = _rounded(float(listed.suggested[i]), float(error or 0))
+            if not same_digits[i]:
+                suggested[i] = _rounded(float(listed.suggested[i]), float(error or 0))
     since, how = listed.provenance.since, listed.provenance
     new = set(since["new"]) if since else set()
+    groups = None if listed.found_issues is None or sample is not None else _issues(listed)
+    pictured = {
+        i for group in groups or () for row in group["rows"] for i in (row["item"], row["other"]) if i is not None
+    }
+    acted = {
+        i for group in groups or () for some in (group["drop"], *(line[3] for line in group["lines"])) for i in some
+    }
+    more = [
+        *sorted(pictured - {*shown}),
+        *sorted(acted - pictured - {*shown}),
+    ]  # rows of issues, which follow the suspects
+    everything = [*shown, *more]
     likes = certain_examples(listed, chosen) if sample is None else {}
     used = sorted({j for sides in likes.values() for side in sides for j in side})
     position = {j: k for k, j in enumerate(used)}
+
+    unseen = acted - pictured - {*shown} - {*used}
 
     def described(rows: Sequence[int]) -> dict[str, list[Any]]:
         """The fields of items and of examples."""
         return {
             "index": [int(listed.index[i]) for i in rows],
             "id": [listed.ids[i] if listed.ids else "" for i in rows],
-            "content": [label_content(listed, i) for i in rows],
+            "content": [Content() if i in unseen else label_content(listed, i) for i in rows],
             "p": [float(listed.p_error[i]) for i in rows],
         }
 
-    items = described(shown) | {
-        "digest": [listed.row_digest(i) for i in shown],
-        "part": [listed.part(i) for i in shown],
-        "given": [given[i] for i in shown],
-        "suggested": [suggested[i] for i in shown],
-        "score": [float(listed.log_odds[i]) for i in shown],
+    items = described(everything) | {
+        "digest": [listed.row_digest(i) for i in everything],
+        "part": [listed.part(i) for i in everything],
+        "given": [given[i] for i in everything],
+        "suggested": [suggested[i] for i in everything],
+        "score": [float(listed.log_odds[i]) for i in everything],
         "flagged": [int(mask[i]) for i in shown],
         "new": [int(int(listed.index[i]) in new) for i in shown],
         "likely": [[] for _ in shown],
@@ -199,6 +217,7 @@ def page_of(audit: Audit, sample: Ints | None = None) -> dict[str, Any]:
         "likeGiven": [[position[j] for j in likes[i][0]] if likes else [] for i in shown],
         "likeSuggested": [[position[j] for j in likes[i][1]] if likes else [] for i in shown],
     }
+    without = f"compensate audit {shlex.quote(listed.source.path)} --ignore" if listed.source.path else ""
     counts, edges = np.histogram(audit.p_error, bins=20, range=(0.0, 1.0))
     per_class: list[tuple[str, int, int, float]] = []
     values = None
@@ -222,7 +241,14 @@ def page_of(audit: Audit, sample: Ints | None = None) -> dict[str, Any]:
             p[place, listed.given[chosen]] = p[place, listed.suggested[chosen]] = -1
             most = np.argsort(-p, axis=1, kind="stable")[:, : max(min(KEYS, len(listed.classes) - 2), 0)]
             items["likely"] = [[listed.classes[c] for c in likely] for likely in most]
+    at = {i: k for k, i in enumerate(everything)}
+    for group in groups or ():
+        group["drop"] = [at[i] for i in group["drop"]]
+        group["lines"] = [[*line[:3], [at[i] for i in line[3]], line[4]] for line in group["lines"]]
+        for row in group["rows"]:
+            row |= {"item": at[row["item"]], "other": None if row["other"] is None else at[row["other"]]}
     return {
+        "listed": len(shown),
         "title": listed.title,
         "kind": listed.kind,
         "rows": len(audit),
@@ -254,7 +280,8 @@ def page_of(audit: Audit, sample: Ints | None = None) -> dict[str, Any]:
             "hint": how.hint,
         },
         "values": values,
-        "issues": None if listed.found_issues is None else _issues(listed),
+        "issues": groups,
+        "without": without,
         "scores": {
             "edges": edges.tolist(), "counts": counts.tolist(), "threshold": audit.threshold,
             "flagged": np.histogram(audit.p_error[audit.mask], bins=edges)[0].tolist(),
@@ -292,9 +319,18 @@ def _rounded(value: float, usual_error: float) -> str:
 
 
 def _issues(audit: Audit) -> list[dict[str, Any]]:
-    """The issues by kind; one of each two rows that are duplicates of each other."""
+    """The issues by kind; one of each two rows that are duplicates of each other.
+
+    A row names labels of the audit by their positions. A line, about a column or a class, is its name, score and description, the positions of
+    the labels of the class, and the name to merge it into. ``drop`` are the positions that are dropped together. Long lists are left empty.
+    """
     position = {int(row): i for i, row in enumerate(audit.index)}
     labels, groups = audit.names(audit.given), []
+    counts = Counter(labels)
+
+    def few(rows: Sequence[int]) -> list[int]:
+        return [position[row] for row in rows if row in position] if len(rows) <= MAX_ITEMS else []
+
     assert audit.found_issues is not None
     for name, kind in ISSUES.items():
         issues = audit.found_issues[audit.found_issues["issue"] == name]
@@ -310,18 +346,18 @@ def _issues(audit: Audit) -> list[dict[str, Any]]:
             i = position.get(found["index"])
             j = None if name == "test_duplicate" else position.get(found["other"])
             if i is None:
-                lines.append([found["column"] or f"row {found['index']}", found["score"], found["detail"]])
+                own = found["column"] if kind.about == "class" else None
+                alike = [c for c in counts if own is not None and c != own and near_names(c, own)]
+                line = [found["column"] or f"row {found['index']}", found["score"], found["detail"]]
+                named = few([int(audit.index[k]) for k, name in enumerate(labels) if name == own])
+                lines.append([*line, named, max(alike, key=lambda c: counts[c], default="")])
                 continue
-            rows.append({
-                "index": int(audit.index[i]), "id": audit.ids[i] if audit.ids else "", "label": labels[i],
-                "content": sample_content(audit.data, i), "score": found["score"], "detail": found["detail"],
-                "other": None if j is None else sample_content(audit.data, j), "otherIndex": found["other"],
-                "otherLabel": "" if j is None else labels[j],
-                "otherId": audit.ids[j] if audit.ids and j is not None else "",
-            })  # fmt: skip
+            rows.append({"item": i, "other": j, "score": found["score"], "detail": found["detail"]})
         if len(issues):
             title = (kind.one if len(issues) == 1 else kind.many).capitalize()
             texts = {"title": title, "advice": kind.advice, "score": kind.score, "count": len(issues)}
+            bulk = kind.about == "row" and name != "conflicting_duplicate"
+            texts |= {"name": name, "about": kind.about, "drop": few(issue_rows(audit, name)) if bulk else []}
             groups.append({**texts, "cut": len(rows) + len(lines) >= MAX_ISSUES, "rows": rows, "lines": lines})
     return groups
 
@@ -461,14 +497,16 @@ def payload(page: Mapping[str, Any]) -> dict[str, Any]:
     limit = max(TEXT_LIMITS[0], min(TEXT_LIMITS[1], TEXT_BUDGET // max(texts, 1)))
     claims = unreliable(page["perClass"], *page["noise"][1:])
     back = {(given, suggested): count for given, suggested, count in pairs}
+    listed = page.get("listed", len(items["index"]))
     found = {
         **page,
+        "listed": listed,
         "classes": [labels[name] for name in page["classes"]],
         "flagged": sum(items["flagged"]),
         "items": {
             **items,
             **{side: [labels[name] for name in items[side]] for side in ("given", "suggested")},
-            "content": [_stored(content, names, limit) for content in items["content"]],
+            "content": [_stored(c, names, limit if k < listed else ISSUE_TEXT) for k, c in enumerate(items["content"])],
             "likely": [[labels[name] for name in likely] for likely in items["likely"]],
         },
         "examples": {
@@ -481,11 +519,6 @@ def payload(page: Mapping[str, Any]) -> dict[str, Any]:
         "perClass": [[labels[name], rows, flagged] for name, rows, flagged, _ in page["perClass"]],
         "unreliable": {**claims, "classes": [labels[name] for name in claims["classes"]]},
     }
-    if page["issues"]:
-        found["issues"] = [{**group, "rows": [dict(row) for row in group["rows"]]} for group in page["issues"]]
-        for row in (row for group in found["issues"] for row in group["rows"]):
-            row |= {name: labels[row[name]] for name in ("label", "otherLabel")}
-            row |= {n: row[n] and _stored(row[n], names, ISSUE_TEXT) for n in ("content", "other")}
     plain = _plain({**found, "labels": list(labels), "names": list(names)})
     return {**plain, "key": hashlib.sha256(to_json(plain).encode()).hexdigest()[:20]}
 

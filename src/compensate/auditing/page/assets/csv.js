@@ -20,7 +20,7 @@ function cell(text) {
 function corrections() {
   const parts = items.part.some((part) => part !== "");
   const lines = ["index,given,decision,label,row,source" + (parts ? ",part" : "")];
-  for (let i = 0; i < size; i++) {
+  for (let i = 0; i < all; i++) {
     const made = store.made[i];
     if (made) lines.push([items.index[i], cell(givenOf(i)), made.decision, cell(made.label), items.digest[i], data.source, ...(parts ? [cell(items.part[i])] : [])].join(","));
   }

@@ -2,7 +2,8 @@
 
 const data = JSON.parse(byId("data").textContent);
 const items = data.items;
-const size = items.index.length;
+const all = items.index.length; // suspects, then other rows of issues
+const size = data.listed;
 const blind = Boolean(data.blind); // a random sample, shown without its labels
 const regression = data.kind === "regression";
 const classes = data.classes;
@@ -14,7 +15,7 @@ const pairOf = (i) => items.given[i] + ">" + items.suggested[i];
 
 // What progress is measured against: the flagged items, or all of them where none is.
 const mixed = data.flagged > 0 && data.flagged < size;
-const counted = (i) => data.flagged === 0 || items.flagged[i] === 1;
+const counted = (i) => i < size && (data.flagged === 0 || items.flagged[i] === 1);
 const goal = data.flagged || size;
 
 const noun = regression ? "value" : "label";

@@ -23,6 +23,8 @@ function helpDialog() {
     pairs && [["T"], "tie: neither is better"],
     !regression && !pairs && [digitClasses ? ["0", "–", "9"] : ["1", "–", "9"], "another class, as numbered under the item"],
     [["O"], regression ? "type another value" : "find another class by name"],
+    [["N"], `unclear: nobody can tell; the ${noun} stays`],
+    !pairs && [["X"], "drop the row from the data"],
     [["S"], "skip: decide later"],
     [["U"], "undo the last step"],
     [["←", "→"], "move without deciding"],
@@ -159,6 +161,8 @@ function exportDialog() {
     [tally.accept, "accepted"],
     [tally.reject, "kept"],
     [tally.other, regression ? "with another value" : "with another class"],
+    [tally.drop, "dropped"],
+    [tally.unclear, "unclear"],
     [tally.skip, "skipped"],
   ];
   const saved = !served || sync.words() === "saved";

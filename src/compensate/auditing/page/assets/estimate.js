@@ -24,14 +24,14 @@ function answersTo(i) {
     advance("");
   };
   const is = (decision) => made !== null && made.decision === decision;
-  const chosen = made !== null && !is("skip") && !is("wrong") ? made.label : null;
+  const chosen = made !== null && !OPEN.includes(made.decision) && !is("unclear") ? made.label : null;
   const shown = regression
     ? [["R", "Right", () => choose(givenOf(i)), chosen === givenOf(i)], ["W", "Wrong", settle("wrong"), is("wrong")]]
     : classes.length <= MOST_SHOWN || fixedKeys
       ? (fixedKeys || classes.map((c) => ["", c])).map(([letter, c]) => [letter, labelOf(c), () => choose(labelOf(c)), chosen === labelOf(c)])
       : [];
   if (!regression && !fixedKeys) shown.push(["O", `Find among ${count(classes.length)} …`, other, chosen !== null && classes.length > MOST_SHOWN]);
-  return [...shown, ["C", "Cannot tell", settle("skip"), is("skip")]];
+  return [...shown, ["C", "Cannot tell", settle("unclear"), is("unclear")]];
 }
 
 function showLook() {

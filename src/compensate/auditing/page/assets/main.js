@@ -117,6 +117,8 @@ function onKey(event) {
     k: () => current() !== null && choose(givenOf(current())),
     ...(pairs && { t: () => current() !== null && choose("tie"), d: () => current() !== null && choose("drop"), w: swap }),
     s: skip,
+    n: () => setAside("unclear"),
+    ...(!pairs && { x: () => setAside("drop") }),
     u: undo,
     o: other,
     b: bulk,
@@ -149,10 +151,11 @@ if (!blind) {
 }
 showItem();
 showProgress();
-store.listeners.push(showProgress);
+store.listeners.push(showProgress, () => actButtons.forEach((show) => show()));
 if (served) {
   sync.listeners.push((changed) => {
     strip.draw(true);
+    actButtons.forEach((show) => show());
     if (current() === null || changed.includes(current())) showItem();
   });
   sync.poll();

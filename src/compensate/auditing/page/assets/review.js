@@ -16,6 +16,8 @@ function makeReview() {
   r.back = el("button", { type: "button", class: "tool", onclick: () => move(queue.at - 1), "aria-label": "Previous item" }, "←");
   r.next = el("button", { type: "button", class: "tool", onclick: () => move(queue.at + 1), "aria-label": "Next item" }, "→");
   r.skip = el("button", { type: "button", class: "tool", onclick: skip }, "Skip ", key("S"));
+  r.unclear = el("button", { type: "button", class: "tool", onclick: () => setAside("unclear"), title: "Nobody can tell; the label stays as it is" }, "Unclear ", key("N"));
+  r.drop = el("button", { type: "button", class: "tool", onclick: () => setAside("drop"), title: "Leave the row out of the corrected data" }, "Drop row ", key("X"));
   r.undo = el("button", { type: "button", class: "tool", onclick: undo }, "Undo ", key("U"));
   r.more = el("button", { type: "button", class: "tool", onclick: other }, "Other value ", key("O"));
   r.help = el("button", { type: "button", class: "tool", onclick: helpDialog, "aria-label": "Help and keys" }, "Help ", key("?"));
@@ -27,11 +29,12 @@ function makeReview() {
     el("div", { class: "side given" }, r.keep, el("div", { class: "examples" }, r.givenLike)),
     el("div", { class: "middle" }, el("div", { class: "about" }, r.verdict, r.place), r.stage),
     el("div", { class: "side suggested" }, r.accept, el("div", { class: "examples" }, r.suggestedLike)),
-    el("div", { class: "below" }, r.others, el("div", { class: "tools" }, r.back, r.next, r.skip, r.undo, regression && r.more, r.help)),
+    el("div", { class: "below" }, r.others, el("div", { class: "tools" }, r.back, r.next, r.unclear, !pairs && r.drop, r.skip, r.undo, regression && r.more, r.help)),
   );
   r.end = el("div", { class: "end-state", hidden: true });
   fill(byId("view-review"), el("h1", { class: "hidden-text" }, "Review"), r.filters, r.desk, r.end, el("div", { class: "strip-box" }, r.position, r.strip));
   if (classes.length > 2) makeOthers();
+  if (regression) review.chips = fill(review.others, el("span", { class: "others-name" }, "wrong unit?"), el("span", { class: "chips" })).lastChild;
 }
 
 function choice(kind, letter, act) {
@@ -57,8 +60,20 @@ function makeOthers() {
   fill(review.others, el("span", { class: "others-name", id: "others-name" }, fixedKeys ? "or another" : "or likely"), review.chips);
 }
 
+// Factors of a wrong unit or decimal point.
+const FACTORS = [["÷ 1,000", 1e-3], ["÷ 100", 1e-2], ["÷ 10", 0.1], ["× 10", 10], ["× 100", 100], ["× 1,000", 1e3]];
+const scaled = (value, factor) => String(Number((Number(value) * factor).toPrecision(12)));
+
 function showOthers(i, made) {
   if (!review.chips) return;
+  if (regression) {
+    fill(review.chips, FACTORS.map(([text, factor]) => {
+      const value = scaled(givenOf(i), factor);
+      const isChosen = made !== null && made.label === value;
+      return el("button", { type: "button", class: "chip" + (isChosen ? " is-chosen" : ""), onclick: () => choose(value), title: value, "aria-pressed": String(isChosen), "aria-label": `Set to ${value}` }, text);
+    }));
+    return;
+  }
   const chips = keysOf(i).map(([digit, c]) => {
     const isChosen = made !== null && made.decision === "other" && made.label === labelOf(c);
     const taken = c === items.given[i] || c === items.suggested[i];
@@ -163,6 +178,13 @@ function swap() {
   if (i !== null) choose(givenOf(i) === "first" ? "second" : "first");
 }
 
+function setAside(how) {
+  const i = current();
+  if (i === null) return;
+  store.decide([[i, { decision: how, label: "" }]]);
+  advance(how === "drop" ? "Dropped. " : "Marked as unclear. ");
+}
+
 function skip() {
   const i = current();
   if (i === null) return;
@@ -190,6 +212,7 @@ function undo() {
     return;
   }
   hideToast();
+  if (undone.every((i) => i >= size)) return;
   if (undone.length === 1 && !queue.list.includes(undone[0])) makeQueueFor(undone[0]);
   if (undone.length === 1) queue.at = queue.list.indexOf(undone[0]);
   else if (current() === null) queue.at = nextOpen(-1);
@@ -265,7 +288,7 @@ function judgement(i) {
 }
 
 function describe(made) {
-  return { accept: "✓ accepted", reject: "= kept", other: "≠ " + plainText(made.label, 30), skip: "↷ skipped", wrong: "✗ wrong" }[made.decision];
+  return { accept: "✓ accepted", reject: "= kept", other: "≠ " + plainText(made.label, 30), skip: "↷ skipped", drop: "✕ dropped", unclear: "~ unclear", wrong: "✗ wrong" }[made.decision];
 }
 
 // Of a value: how far it is from the suggested one, in units of the usual error.

@@ -1,27 +1,27 @@
 // The decisions: kept in the browser under the hash of this audit, or by the server that the page comes from; undone step by step.
 
-const DECIDED = ["accept", "reject", "other"];
-const SYMBOLS = { accept: "✓", reject: "=", other: "≠", skip: "↷", wrong: "✗" };
+const SYMBOLS = { accept: "✓", reject: "=", other: "≠", skip: "↷", drop: "✕", unclear: "~", wrong: "✗" };
+const OPEN = ["skip", "wrong"]; // decisions after which the right label is unknown
 const STEPS = 100;
 
 const store = {
   place: "compensate.review." + data.key,
-  made: new Array(size).fill(null), // { decision, label } by position
+  made: new Array(all).fill(null), // { decision, label } by position
   steps: [], // [[position, before], ...] by step, latest last
   kept: true,
   listeners: [],
 
   isDecided(i) {
-    return this.made[i] !== null && DECIDED.includes(this.made[i].decision);
+    return this.made[i] !== null && !OPEN.includes(this.made[i].decision);
   },
 
   tally() {
-    const tally = { accept: 0, reject: 0, other: 0, skip: 0, wrong: 0, decided: 0, all: 0 };
-    for (let i = 0; i < size; i++) {
+    const tally = { accept: 0, reject: 0, other: 0, skip: 0, drop: 0, unclear: 0, wrong: 0, decided: 0, all: 0 };
+    for (let i = 0; i < all; i++) {
       const made = this.made[i];
       if (made === null) continue;
       tally[made.decision]++;
-      if (DECIDED.includes(made.decision)) {
+      if (!OPEN.includes(made.decision)) {
         tally.all++;
         if (counted(i)) tally.decided++;
       }
@@ -80,7 +80,7 @@ const store = {
     try {
       const found = JSON.parse(localStorage.getItem(this.place) || "null");
       if (found === null) return;
-      const fits = ([i]) => Number.isInteger(i) && i >= 0 && i < size;
+      const fits = ([i]) => Number.isInteger(i) && i >= 0 && i < all;
       for (const [i, kept] of found.made.filter(fits)) this.made[i] = unpacked(i, kept);
       this.steps = found.steps.filter((step) => step.every(fits)).map((step) => step.map(([i, kept]) => [i, unpacked(i, kept)]));
     } catch (error) {
@@ -97,8 +97,8 @@ function packed(made) {
 
 function unpacked(i, kept) {
   if (kept === null || !(kept[0] in SYMBOLS)) return null;
-  const implied = { accept: () => suggestedOf(i), reject: () => givenOf(i), skip: () => "", wrong: () => "", other: () => String(kept[1]) };
-  return { decision: kept[0], label: implied[kept[0]]() };
+  const implied = { accept: () => suggestedOf(i), reject: () => givenOf(i), other: () => String(kept[1]) };
+  return { decision: kept[0], label: (implied[kept[0]] || (() => ""))() };
 }
 
 if (served) sync.recall();
