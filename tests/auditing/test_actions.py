@@ -14,6 +14,7 @@ import pytest
 from commands import run
 from PIL import Image
 
+import compensate
 from compensate.auditing.decisions import Correction, Journal
 from compensate.auditing.issues import issue_rows
 from compensate.auditing.page import page_of, payload
@@ -160,3 +161,14 @@ def test_keys_drop_a_row_and_mark_it_unclear(audited: str, open_page: Any) -> No
     tab.keyboard.press("u")
     tab.keyboard.press("u")
     assert "0 of" in tab.inner_text(".progress-words")
+
+
+def test_corrections_without_a_decision_leave_a_file_of_pairs_as_it_is(tmp_path, small_learners):
+    rows = [
+        {"prompt": f"film {k}", "chosen": f"A {'superb' if k % 2 else 'fine'} film.", "rejected": "A dull film."}
+        for k in range(40)
+    ]
+    data, out = tmp_path / "pairs.jsonl", tmp_path / "fixed.jsonl"
+    pd.DataFrame(rows).to_json(data, orient="records", lines=True)
+    assert compensate.audit(data, encoder="none").apply((), out).changed == 0
+    assert out.read_bytes() == data.read_bytes()

@@ -18,7 +18,7 @@ from compensate.core.criterion import TARGETS
 from compensate.data import Dataset
 from compensate.methods import METHODS, find
 from compensate.training import Config, fit
-from experiments import graph
+from experiments import gallery, graph
 from experiments.__main__ import app
 from experiments.archive import Archive
 from experiments.comparing import Comparison
@@ -262,6 +262,22 @@ def test_stored_page_and_pictures_are_up_to_date():
     for picture in (ROOT / "docs" / "img").glob("figure-*.png"):
         assert f"(img/{picture.name})" in page
         assert picture.stat().st_size < 250_000
+
+
+def test_the_gallery_shows_each_stored_suspect_with_the_verdict_of_a_reader(tmp_path):
+    page = (ROOT / "docs" / "gallery.md").read_text("utf-8")
+    assert gallery.page(ROOT / "results" / "gallery") == page, "run `python -m experiments gallery`"
+    for name, one in gallery.SETS.items():
+        stored = json.loads((ROOT / "results" / "gallery" / f"{name}.json").read_text("utf-8"))
+        assert len(stored["suspects"]) == gallery.TOP
+        assert one.page == (ROOT / "results" / "gallery" / "pages" / f"{name}.json").is_file()
+        assert all(
+            s["text"] or (ROOT / "docs" / "img" / "gallery" / f"{name}-{s['row']}.png").is_file()
+            for s in stored["suspects"]
+        )
+    stored["suspects"][3]["verdict"] = "maybe"
+    with pytest.raises(InputError, match='verdict "maybe"; write one of wrong, debatable, right'):
+        gallery.check_verdicts(stored)
 
 
 # Taxonomy

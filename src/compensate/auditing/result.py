@@ -390,7 +390,7 @@ class Audit(Findings):
                     "the labels it returns."
                 )
             options: dict[str, Any] = {"label": self.source.label, **self.reading, "force": force, "rematch": rematch}
-            return apply_corrections(self.source.path, corrections, out, **options)
+            return apply_corrections(self.source.path, corrections, out, label_kind=self.label_kind, **options)
         decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
         check_source(decided, self.source_digest, self.title)
         cells: list[Any] = [""] * (int(self.index.max(initial=-1)) + 1)
@@ -459,6 +459,7 @@ def apply_corrections(
     force: bool = False,
     rematch: bool = False,
     layout: str = "file",
+    label_kind: type[LabelKind] = Classes,
 ) -> Applied:
     """Writes the data with the decided labels.
 
@@ -473,11 +474,12 @@ def apply_corrections(
         force: overwrite an existing file.
         rematch: the file differs from the audited one: find each row by its content.
         layout: for images in class folders: a label "file", a folder of "links", or "move" them in place and write the list of moves.
+        label_kind: the kind of the labels, where the corrections are empty.
     """
     data = Path(data)
     check(layout in LAYOUTS, f"one of {', '.join(LAYOUTS)}", layout=f'"{layout}"')
     decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
-    kinds = {kind_of(c.part) for c in decided} or {kind_of("")}
+    kinds = {kind_of(c.part) for c in decided} or {label_kind}
     if len(kinds) > 1:
         raise InputError("these corrections are about more than one form of labels; apply one audit at a time.")
     kind = kinds.pop()

@@ -12,6 +12,7 @@ import typer
 
 from compensate.auditing import actions, exchange
 from compensate.auditing.decisions import Correction, Journal, reviewing, run_decisions
+from compensate.auditing.labels.base import Classes, LabelKind
 from compensate.auditing.request import reopen
 from compensate.auditing.result import Audit, apply_corrections, moves_name
 from compensate.auditing.write_back import open_labels, undo_moves, write_csv
@@ -87,9 +88,10 @@ def apply(
             f"--accept takes suggestions of an audit, and {run} is not the folder of one. Give the folder that `compensate "
             "audit` wrote (under runs/), or leave --accept out to apply the decisions of a file."
         )
+    label_kind: type[LabelKind] = Classes
     if run.is_dir():
         found = Audit.load(run)
-        source = found.source.path
+        source, label_kind = found.source.path, found.label_kind
         if corrections is None:
             if not source:
                 raise InputError(f"{run} is an audit of arrays, not of a file. Choose another run.")
@@ -147,6 +149,7 @@ def apply(
         force=force,
         rematch=rematch,
         layout=layout,
+        label_kind=label_kind,
     )
     if done.matched is not None:
         matched = done.matched

@@ -83,6 +83,11 @@ def write_page(page: Mapping[str, Any], path: str | Path) -> Path:
 
 def render_page(page: Mapping[str, Any]) -> str:
     """The HTML of a page; `page_of` makes the page of an audit."""
+    return render_payload(payload(page))
+
+
+def render_payload(stored: Mapping[str, Any]) -> str:
+    """The HTML of a page whose data were stored by `payload`."""
 
     def asset(name: str) -> str:
         return (resources.files("compensate.auditing.page") / "assets" / name).read_text("utf-8")
@@ -99,11 +104,11 @@ def render_page(page: Mapping[str, Any]) -> str:
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(asset("page.html"))
     # Only our own files and escaped JSON are marked as safe; the template escapes the title.
     return template.render(
-        title=page["title"].encode("utf-8", "replace").decode(),
+        title=stored["title"].encode("utf-8", "replace").decode(),
         policy="; ".join(policy),
         style=Markup(style),  # nosec B704
         script=Markup(script),  # nosec B704
-        data=Markup(to_json(payload(page))),  # nosec B704
+        data=Markup(to_json(stored)),  # nosec B704
     )
 
 
