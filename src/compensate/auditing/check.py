@@ -266,6 +266,7 @@ def _rows(
         texts = row_texts(frame, text) if text else np.array([""] * len(frame), dtype=object)
         source = Source(kind="text" if text else "table", label=label, text=text)
         data = Dataset(texts, np.full(len(frame), UNLABELED), (), raw=frame, source=source)
+        features = audit.source.embedding if features is None else features
         data = data if features is None else with_features(data, features)
         digests = digest_frame(frame, str(label))
     numbers = {name.strip(): number for number, name in enumerate(audit.classes)}

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.auditing.class_names import near_pairs
-from compensate.auditing.duplicates import Near, find_pairs, nearest_rows, partners, shared_with, shrunk
+from compensate.auditing.duplicates import Near, find_pairs, nearest_rows, partners, shared_with, shrunk, texts_of
 from compensate.auditing.linear import Mask
 from compensate.data.columns import Column, numbers
 from compensate.data.dataset import Dataset, Floats, Ints
@@ -134,7 +134,7 @@ def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
         add("test_duplicate", row, similarity, f"{row_name(test, other)} of the test set", int(test.index[other]))
     findings = [*outliers(audit.vectors, near)]
     if kind == "text":
-        findings += odd_texts([str(text) for text in (data.x if np.ndim(data.x) == 1 else data.raw)])
+        findings += odd_texts(texts_of(data))
     if kind == "image" and np.ndim(data.x) == 4:
         findings += odd_images(data.x)
     if not audit.regression:

@@ -17,7 +17,7 @@ from compensate.auditing.features import kind_of
 from compensate.auditing.issues import LEAKING, predicts
 from compensate.auditing.labels import KINDS, read_labels
 from compensate.data.arrays import from_arrays, not_finite, read_npz
-from compensate.data.columns import Column
+from compensate.data.columns import Column, embeddings
 from compensate.data.dataset import OTHERS, Dataset, Source, Splits
 from compensate.data.folder import read_folder
 from compensate.data.label_files import override_labels
@@ -46,6 +46,8 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     check_options(options)
     options = dict(options)
     merge_alike = options.pop("merge_alike", False)
+    if isinstance(features, (str, Path)) and not Path(features).suffix and not Path(features).exists():
+        options["embedding"], features = str(features), None
     found = read_labels(data, labels, options, _read)
     if merge_alike:
         if found.regression or found.parts is not None:
@@ -161,7 +163,10 @@ def _array(data: Any) -> NDArray[Any] | None:
 def with_features(data: Dataset, features: ArrayLike | str | Path) -> Dataset:
     """The data with embeddings instead of the samples; the review page still shows the samples."""
     where = str(features) if isinstance(features, (str, Path)) else "features"
-    values = np.asarray(features if where == "features" else load(where).train.x, dtype=np.float32)
+    if data.table is not None and where in data.table.columns:
+        values = embeddings(data.table, where, data.source.title)
+    else:
+        values = np.asarray(features if where == "features" else load(where).train.x, dtype=np.float32)
     values = values.reshape(len(values), -1)
     if len(values) not in (len(data), data.rows):
         raise InputError(

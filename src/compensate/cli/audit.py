@@ -231,7 +231,7 @@ def audit(
     columns: o.Columns = None,
     labels_columns: Annotated[str | None, o.option("Columns of 0 and 1, one per label, separated by commas, for multi-label data.")] = None,
     labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
-    features: Annotated[Path | None, o.option("Embeddings of the samples: an .npy file, one row per sample.")] = None,
+    features: Annotated[Path | None, o.option("Embeddings of the samples: an .npy file, one row per sample, or a column of lists of numbers.")] = None,
     probs: Annotated[Path | None, o.option("Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained.")] = None,
     describe: Annotated[Path | None, o.option("A sentence about each class: lines `class: sentence` in a .yaml file, or a table of two columns.")] = None,
     opinion: Annotated[Path | None, o.option("Labels or probabilities by another annotator or model that never saw these labels: .csv, .npy or .txt.")] = None,
@@ -289,7 +289,7 @@ def audit(
     options |= {"merge_alike": True} if merge_alike else {}
     if probs is not None and (finetune or model is not None):
         raise InputError(f"--probs takes the place of a model; leave out {'--finetune' if finetune else '--model'}.")
-    o.check_path(data, labels, features, probs, describe, opinion, test, with_)
+    o.check_path(data, labels, features and str(features), probs, describe, opinion, test, with_)
     if precision is not None and re.fullmatch(r"[\d.]+", precision):
         given |= {"precision": None, "flag_precision": o.share(precision, "--precision")}
     check(budget is None or budget >= 1, "1 or more", **{"--budget": budget})
@@ -300,7 +300,8 @@ def audit(
     if with_ is not None:
         reviewed = ReviewedRun.load(with_)
         request = request.with_defaults(reviewed.request)
-        o.check_path(request.data, request.labels, request.features, request.probs, request.test)
+        features = request.features
+        o.check_path(request.data, request.labels, features and str(features), request.probs, request.test)
 
     def judged(data: Dataset, **settings: Any) -> Audit:
         """Audits the data and prints a line for each stage."""

@@ -234,6 +234,9 @@ def describe_columns(source: Source, labels: str) -> list[str]:
     if texts and used and not source.features_given:
         more = f" and {len(used) - MAX_NAMES:,} more" * (len(used) > MAX_NAMES)
         text = [f'{text[0]} together with {", ".join(used[:MAX_NAMES])}{more} (by the text alone: --columns "")']
+    if source.embedding:
+        width = next((c.reason for c in source.columns if c.name == source.embedding), "embeddings")
+        text.append(f'embedding column "{source.embedding}" ({width})')
     passed = [f'not "{short(name)}", which {why}' for name, why in source.passed_over.items()]
     others = ", ".join(map(short, source.runners_up))
     labels += f"; it could also be {others}: --label" if others else ""
@@ -243,7 +246,7 @@ def describe_columns(source: Source, labels: str) -> list[str]:
 def describe_unused(source: Source, parts: Any = None) -> list[str]:
     """The columns that are not read, in one phrase."""
     texts = text_columns(source.text, (c.name for c in source.columns))
-    chosen = (source.label, *texts, *getattr(parts, "columns", ()), *source.passed_over)
+    chosen = (source.label, source.embedding, *texts, *getattr(parts, "columns", ()), *source.passed_over)
     rest = [c for c in source.columns if c.role != "split" and c.name not in chosen]
     unused = [short(c.name) for c in rest if source.features_given or not c.used]
     more = len(unused) - MAX_NAMES

@@ -119,6 +119,7 @@ class Source:
     folder: str = ""  # of the images
     encoding: str | None = None  # of a text file, where the user gave it
     delimiter: str | None = None
+    embedding: str | None = None  # the column of a table that holds embeddings, which are judged
     features_given: bool = False  # whether the user gave embeddings of the samples
     split: str | None = None  # the column that assigns rows to parts
     left_out: Mapping[str, int] = field(default_factory=dict)  # the number of rows in each part that is not read here
@@ -135,7 +136,7 @@ class Source:
 
 
 # Fields of a `Source` that an audit stores under their own names
-STORED = ("label", "text", "label_given", "missing_given", "merged", "encoding", "delimiter")
+STORED = ("label", "text", "embedding", "label_given", "missing_given", "merged", "encoding", "delimiter")
 
 
 @dataclass(frozen=True, eq=False)
