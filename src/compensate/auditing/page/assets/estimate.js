@@ -11,6 +11,7 @@ function makeLook() {
   look.answers = el("div", { class: "chips", role: "group", "aria-label": "Answers" });
   look.undo = tool(["Undo ", key("U")], undo);
   look.desk = el("div", { class: "look" }, el("div", { class: "about" }, look.question, look.place), look.stage, look.answers, el("div", { class: "tools" }, tool("←", () => move(queue.at - 1), "Previous item"), tool("→", () => move(queue.at + 1), "Next item"), look.undo));
+  look.result = el("p");
   look.end = el("div", { class: "end-state", hidden: true });
   byId("view-overview").hidden = true;
   fill(byId("view-review"), look.desk, look.end);
@@ -39,7 +40,7 @@ function showLook() {
   look.desk.hidden = i === null;
   look.end.hidden = i !== null;
   if (i === null) {
-    fill(look.end, el("h2", null, "All are looked at"), el("p", null, lookResult()), el("p", { class: "muted" }, LOOK_NEXT), el("div", { class: "actions" }, el("button", { type: "button", onclick: () => move(size - 1) }, "Back to the last")));
+    fill(look.end, el("h2", null, "All are looked at"), look.result, el("p", { class: "muted" }, LOOK_NEXT), el("div", { class: "actions" }, el("button", { type: "button", onclick: () => move(size - 1) }, "Back to the last")));
     announce("All are looked at. " + lookResult());
     return;
   }

@@ -30,6 +30,7 @@ function showProgress() {
   frame.progress.textContent = (blind ? [`${count(done)} of ${count(size)} looked at`, lookShare()].filter(Boolean).join("; ") : `${count(done)} of ${count(goal, noun)} decided`) + kept;
   frame.progress.title = store.kept ? "" : "This browser does not let the page keep your decisions. Export before you close it.";
   showNotice();
+  if (blind) look.result.textContent = lookResult();
   frame.fill.style.setProperty("width", all ? (100 * done) / all + "%" : "0");
   frame.export.disabled = !served && tally.all + tally.skip === 0; // an earlier audit's decisions may be in the folder
 }
