@@ -49,7 +49,8 @@ def measure(case: Case, data_dir: Path, kept: Path) -> dict[str, Any]:
     looked: dict[str, list[float]] = {}
     for number in range(DRAWS):
         sample = draw(found.p_error, np.arange(len(labels)), seed=number)
-        for looks in LOOKS:
+        for most in LOOKS:
+            looks = min(most, len(labels))
             answers = wrong[sample.index[:looks]].tolist()
             share = sample.estimate(answers).wrong
             assert share is not None
@@ -63,7 +64,7 @@ def measure(case: Case, data_dir: Path, kept: Path) -> dict[str, Any]:
                 "error": abs(share.value - truth), "ece": calibration_error(p, wrong), "loss": log_loss(p, wrong),
             }  # fmt: skip
             for name, value in figures.items():
-                looked.setdefault(f"{name} {looks}", []).append(float(value))
+                looked.setdefault(f"{name} {most}", []).append(float(value))
     return row | {name: float(np.mean(values)) for name, values in looked.items()}
 
 
@@ -77,10 +78,15 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     """The table, and a summary of it."""
     frame = pd.DataFrame(rows).sort_values("case")
     some, none = frame[frame["wrong"] > 0], frame[frame["wrong"] == 0]
-    lines = [
-        "| data, errors | wrong | stated | coverage: 50 | 100 | 200 looks | width: 50 | 100 | 200 looks | simple sample: 50 | 100 | 200 looks | calibration error: before | after 100 |",
-        "|" + " --- |" * 14,
+    heads = [
+        "data, errors",
+        "wrong",
+        "stated",
+        *(f"coverage, {n} looks" for n in LOOKS),
+        *(f"width, {n}" for n in LOOKS),
     ]
+    heads += [*(f"width of a simple sample, {n}" for n in LOOKS), "calibration error before", "after 100"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for _, row in some.iterrows():
         cells = [row["case"], f"{row['wrong']:.1%}", f"{row['stated']:.1%}"]
         cells += [f"{row[f'covers {n}']:.1%}" for n in LOOKS]
@@ -88,18 +94,23 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         lines.append("| " + " | ".join([*cells, f"{row['ece before']:.3f}", f"{row['ece 100']:.3f}"]) + " |")
 
     def by_looks(value: Any) -> str:
-        return ", ".join(f"{value(n)} after {n}" for n in LOOKS)
+        return ", ".join(f"{value(n)} after {n}" for n in LOOKS) + " looks"
 
-    inside = by_looks(lambda n: f"{some[f'covers {n}'].between(*BAND).sum()} of {len(some)}")
+    ratio = {n: some[f"width {n}"] / some[f"simple width {n}"] for n in LOOKS}
+    better, worse = some["loss 100"] < some["loss before"] - 1e-4, some["loss 100"] > some["loss before"] + 1e-4
+    covers = by_looks(lambda n: f"{some[f'covers {n}'].mean():.1%}")
+    simple = by_looks(lambda n: f"{some[f'simple covers {n}'].mean():.1%}")
+    inside = by_looks(lambda n: some[f"covers {n}"].between(*BAND).sum())
+    empty = by_looks(lambda n: f"{none[f'width {n}'].mean():.1%}")
     lines += [
         "",
-        f"Mean coverage over {len(some)} sets with errors: {by_looks(lambda n: format(some[f'covers {n}'].mean(), '.1%'))} looks (a simple sample: "
-        f"{by_looks(lambda n: format(some[f'simple covers {n}'].mean(), '.1%'))}). Between {BAND[0]:.0%} and {BAND[1]:.0%}: {inside} looks; {DRAWS} draws "
-        f"tell a coverage to 1.5 points. The width, relative to a simple sample, is {by_looks(lambda n: format((some[f'width {n}'] / some[f'simple width {n}']).mean(), '.2f'))} "
-        f"looks on average ({by_looks(lambda n: format((some[f'width {n}'] / some[f'simple width {n}']).min(), '.2f') + ' to ' + format((some[f'width {n}'] / some[f'simple width {n}']).max(), '.2f'))}). "
-        f"On {len(none)} sets without errors, each interval starts at 0 and ends at {by_looks(lambda n: format(none[f'width {n}'].mean(), '.1%'))} looks on average. "
-        f"After 100 looks, the log loss of the probabilities of error is smaller on {(some['loss 100'] < some['loss before'] - 1e-4).sum()} of {len(some)} sets, larger on "
-        f"{(some['loss 100'] > some['loss before'] + 1e-4).sum()}; its mean is {some['loss before'].mean():.3f} before and {some['loss 100'].mean():.3f} after.",
+        f"Mean coverage over {len(some)} sets with errors: {covers} (a simple sample: {simple}). Sets between {BAND[0]:.0%} and {BAND[1]:.0%}: {inside};",
+        f"{DRAWS} draws tell the coverage of a set to 1.5 points. The width relative to a simple sample is on average "
+        + by_looks(lambda n: f"{ratio[n].mean():.2f} ({ratio[n].min():.2f} to {ratio[n].max():.2f})")
+        + ".",
+        f"On {len(none)} sets without errors, the intervals start at 0 and end at {empty} on average.",
+        f"After 100 looks, the log loss of the probabilities of error is smaller on {better.sum()} of {len(some)} sets, larger on {worse.sum()}; its mean is "
+        f"{some['loss before'].mean():.3f} before and {some['loss 100'].mean():.3f} after.",
     ]
     return "\n".join(lines)
 

@@ -59,7 +59,7 @@ class Sample:
         shares = []
         for answer in (True, None):
             hits = np.array([one is answer for one in answers], dtype=float)
-            found = np.bincount(self.stratum[: len(answers)], hits, len(self.sizes))
+            found = np.bincount(self.stratum[: len(answers)], hits, len(self.sizes)).astype(np.float64)
             shares.append(stratified_share(found, seen, self.sizes))
         return Looks(answers, *shares)
 
@@ -87,7 +87,11 @@ class Sample:
             found = json.loads((folder / SAMPLE).read_bytes())
             sample = cls(*(np.array(found[name], np.int64) for name in ("index", "stratum", "sizes")))
             counts = np.bincount(sample.stratum, minlength=len(sample.sizes))
-            if sample.index.shape != sample.stratum.shape or (counts > sample.sizes).any():
+            if (
+                sample.index.shape != sample.stratum.shape
+                or len(counts) != len(sample.sizes)
+                or (counts > sample.sizes).any()
+            ):
                 raise ValueError("its strata do not fit")
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise InputError(f"{folder / SAMPLE} is not a sample ({error}). Remove it to draw another one.") from error
