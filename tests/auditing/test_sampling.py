@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,8 @@ def test_the_page_of_a_sample_hides_the_label_and_states_the_share(
     assert review.sample is not None
     for i in review.sample.index[:60].tolist():
         tab.keyboard.press("12"[i % 2])
-    tab.wait_for_function(
-        "document.querySelector('.progress-words').textContent.match(/60 of 100 looked at; .* to .*saved/)"
-    )
+    words = tab.locator(".progress-words")
+    words.filter(has_text=re.compile(r"60 of 100 looked at; .* to .*saved")).wait_for()
     tab.close()
     looked = review.looked()
     assert looked is not None
