@@ -56,6 +56,7 @@ docs: $(VENV)/.base
 	$(BIN)/python -m experiments.pages results docs/results.md
 	$(BIN)/python -m benchmarks.pages docs/performance.md
 	$(BIN)/python -m experiments figure --markdown docs/figures.md
+	$(BIN)/python -m experiments gallery
 
 site: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

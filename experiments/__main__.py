@@ -12,12 +12,14 @@ from compensate.cli.train import train
 from experiments.commands.choices import choices
 from experiments.commands.defaults import defaults
 from experiments.commands.figure import figure
+from experiments.commands.gallery import gallery
 from experiments.commands.graph import graph
 from experiments.commands.human import human
 from experiments.commands.leading import leading
 from experiments.commands.reproduce import reproduce
 from experiments.commands.search import search
 from experiments.commands.sentences import sentences
+from experiments.commands.suspects import suspects
 from experiments.commands.taxonomy import taxonomy
 from experiments.demo_search import demo_search
 
@@ -29,7 +31,21 @@ app = typer.Typer(
     no_args_is_help=True,
     **SETTINGS,
 )
-for command in (reproduce, human, leading, defaults, choices, figure, sentences, graph, search, taxonomy, demo_search):
+for command in (
+    reproduce,
+    human,
+    leading,
+    suspects,
+    defaults,
+    choices,
+    figure,
+    sentences,
+    graph,
+    search,
+    taxonomy,
+    gallery,
+    demo_search,
+):
     app.command()(command)
 for command in (train, compare, tune, audit):
     app.command(rich_help_panel="Commands of compensate")(command)

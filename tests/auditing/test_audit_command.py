@@ -156,6 +156,25 @@ def test_embeddings_and_probabilities(tmp_path, monkeypatch):
         run("audit", "--probs", "p.npy")
 
 
+def test_embeddings_in_a_column(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    true = rng.integers(3, size=300)
+    x = np.eye(3)[true] * 4 + rng.normal(size=(300, 3))
+    given = np.where(np.arange(300) < 20, (true + 1) % 3, true)
+    rows = pd.DataFrame({"caption": [f"row {i} of it" for i in range(300)], "vector": x.tolist(), "label": given})
+    rows.to_json("rows.jsonl", orient="records", lines=True)
+    for more in ([], ["--features", "vector"]):
+        said = run("audit", "rows.jsonl", *more, "--out", "run")
+        assert 'text column "caption", embedding column "vector" (3 numbers), label' in said
+        assert (pd.read_csv("run/suspects.csv").head(15)["index"] < 20).mean() > 0.7
+    assert not set(pd.read_csv("run/issues.csv")["issue"]) & {"duplicate", "conflicting_duplicate"}
+    rows.assign(label=(true + 1) % 3).tail(5).to_json("new.jsonl", orient="records", lines=True)
+    assert len(compensate.Audit.load("run").score("new.jsonl")) == 5
+    with pytest.raises(InputError, match=r'no column "vectr"; did you mean "?vector'):
+        run("audit", "rows.jsonl", "--features", "vectr")
+
+
 def test_a_folder_of_images_with_one_that_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

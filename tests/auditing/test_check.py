@@ -315,7 +315,7 @@ def test_every_format_names_file_and_line(reviewed: Path, odd: str, capsys: pyte
     assert said[2].endswith("3 rows, 0 of them as audited; judged 3 new and 0 relabeled rows: 2 labels look wrong")
 
     assert exit_code("check", odd, *against, "--format", "json") == 1
-    (result,) = json.loads(capsys.readouterr().out)
+    (result,) = json.loads(capsys.readouterr().out)["files"]
     assert [f["line"] for f in result["findings"]] == [3, 6]
     assert result["findings"][1]["given"] == "no\nclass"
 
@@ -354,7 +354,7 @@ def test_the_exit_code_follows_the_bound_and_wrong_options_are_named(
 def test_fail_above_moves_the_threshold(reviewed: Path, odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     against = ("--against", str(reviewed / "run"))
     for above, count in (("0", 3), ("0.5", 2), ("1", 1)):
-        exit_code("check", odd, *against, "--fail-above", above, "--format", "json")
-        assert len(json.loads(capsys.readouterr().out)[0]["findings"]) == count
+        exit_code("check", odd, *against, "--fail-above", above, "--json")
+        assert len(json.loads(capsys.readouterr().out)["files"][0]["findings"]) == count
     assert exit_code("check", odd, str(reviewed / "reviews.csv"), *against, "--max-wrong", "2") == 0
     assert capsys.readouterr().out.count(" rows, ") == 2, "several files are judged together"

@@ -27,7 +27,7 @@ from compensate.data import (
     load,
     long_tailed,
 )
-from compensate.data.columns import analyze, numbers
+from compensate.data.columns import analyze, numbers, vectors
 from compensate.data.label_column import joined_labels, targets
 from compensate.errors import InputError
 
@@ -293,15 +293,27 @@ def test_the_other_candidates_are_kept_for_telling():
     assert from_frame(table(label=classes("a", "b"), kind=classes("a", "b")), "t").train.source.runners_up == ()
 
 
-def test_lists_written_as_text_are_no_text():
-    written = [str(RNG.normal(size=8).round(3).tolist()) for _ in range(LABEL_COLUMN_N)]
+@pytest.mark.parametrize("form", [list, str, np.array, tuple])
+def test_embeddings_in_a_column_are_found_by_their_cells(form):
+    x = RNG.normal(size=(LABEL_COLUMN_N, 8)).round(3)
     titles = [f"the title {i} of a film" for i in range(LABEL_COLUMN_N)]
-    frame = pd.DataFrame({"embedding": written, "title": titles, "label": classes("a", "b")})
+    frame = pd.DataFrame({"vector": [form(row.tolist()) for row in x], "title": titles, "label": classes("a", "b")})
     data = from_frame(frame, "t").train
-    assert data.source.text == "title"
-    assert {c.name: c.reason for c in data.source.columns}["embedding"] == "holds lists written as text"
-    with pytest.raises(InputError, match=r"lists.*embedding.*--features"):
-        from_frame(frame.drop(columns="title"), "t")
+    assert (data.source.embedding, data.source.text) == ("vector", "title"), "the page shows the text"
+    np.testing.assert_allclose(data.x, x, rtol=1e-6)
+    assert from_frame(frame, "t", embedding="vector").train.x.shape == (LABEL_COLUMN_N, 8)
+    assert from_frame(frame, "t", ignore="vector").train.x[0] == titles[0]
+    with pytest.raises(InputError, match=r"several columns of embeddings: vector, other\. .*--features vector"):
+        from_frame(frame.assign(other=frame["vector"]), "t")
+    with pytest.raises(InputError, match=r'column "title" of t does not hold embeddings; expected a list of equally'):
+        from_frame(frame, "t", embedding="title")
+
+
+@pytest.mark.parametrize(
+    "cells", [[[1, 2, 3], [1, 2]], [["a", "b", "c"]], [[1, 2]], ["[1, 2, nan]"], ["[1, 2, 3"], [None]]
+)
+def test_other_lists_are_no_embeddings(cells):
+    assert vectors(pd.Series(cells * 20, dtype=object)) is None
 
 
 # Features

@@ -32,7 +32,7 @@ from compensate.auditing.judge import Judge, compute_features, judge_chunks
 from compensate.auditing.labels import labels_of
 from compensate.auditing.labels.base import Judging
 from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds
-from compensate.auditing.noise_model import NOTE, SMALLEST, after_decisions, judge, normalized, pool
+from compensate.auditing.noise_model import SMALLEST, after_decisions, judge, normalized, pool
 from compensate.auditing.opinions import described, opinion_of
 from compensate.auditing.result import FLAGGED, Audit, build_audit, by_chance_note
 from compensate.auditing.source import check_options, labeled, read
@@ -366,7 +366,11 @@ def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
     notes: list[str] = []
     lone = np.flatnonzero(np.isin(given, np.flatnonzero(counts == 1)))
     if len(lone):
-        notes.append(NOTE.format(_first([f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone])))
+        shown = _first([f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone])
+        notes.append(
+            "A label that occurs once cannot be contradicted by others. Such rows are listed with the likeliest other class, and flagged "
+            f"only if that has nearly the same name: {shown}."
+        )
         given[lone] = UNLABELED
     if data.ids is not None:
         # An object array: in an array of strings, each takes the memory of the longest.
@@ -374,8 +378,8 @@ def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
         ids, where, times = np.unique(texts, return_index=True, return_counts=True)
         twice = np.flatnonzero(times > 1)
         if len(twice):
-            shown = [f'"{ids[k][:40]}" ({times[k]} times, first row {data.index[where[k]]})' for k in twice]
-            notes.append(f"Ids that are not unique: {_first(shown)}. Rows are told apart by their index.")
+            some = [f'"{ids[k][:40]}" ({times[k]} times, first row {data.index[where[k]]})' for k in twice]
+            notes.append(f"Ids that are not unique: {_first(some)}. Rows are told apart by their index.")
     for note in notes:
         warnings.warn(note, stacklevel=3)
     rows = int((given != UNLABELED).sum())

@@ -266,6 +266,7 @@ def _rows(
         texts = row_texts(frame, text) if text else np.array([""] * len(frame), dtype=object)
         source = Source(kind="text" if text else "table", label=label, text=text)
         data = Dataset(texts, np.full(len(frame), UNLABELED), (), raw=frame, source=source)
+        features = audit.source.embedding if features is None else features
         data = data if features is None else with_features(data, features)
         digests = digest_frame(frame, str(label))
     numbers = {name.strip(): number for number, name in enumerate(audit.classes)}
@@ -281,7 +282,7 @@ def _positions(
     lines: Sequence[tuple[int, int | None]] = ()
     if path.is_dir() and data.ids is not None:
         names = [str(Path(data.source.folder or path) / str(name)) for name in data.ids]
-    elif kind in LINES and path.is_file():
+    elif kind in LINES and kind != ".json" and path.is_file():
         content = read_bytes(path, lines=True).splitlines()
         lines = [(number, None) for number, line in enumerate(content, 1) if line.strip()]
     elif is_table(path) and kind in (".csv", ".tsv"):
@@ -313,7 +314,8 @@ def as_text(results: Sequence[Checked]) -> str:
 
 
 def as_json(results: Sequence[Checked]) -> str:
-    return json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=True)
+    """An object with the result of each file."""
+    return json.dumps({"files": [asdict(result) for result in results]}, indent=1, ensure_ascii=True)
 
 
 def as_github(results: Sequence[Checked]) -> str:

@@ -21,7 +21,7 @@ from compensate.auditing.content import digest_source, digest_text, short_digest
 from compensate.auditing.labels.sets import label_sets_of_table
 from compensate.auditing.source import read
 from compensate.data.arrays import not_finite
-from compensate.data.columns import is_nested, row_texts
+from compensate.data.columns import embeddings, is_nested, row_texts
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source
 from compensate.data.label_files import read_labels
 from compensate.data.labels import encode_labels
@@ -176,6 +176,8 @@ class RowGroups:
         x: NDArray[Any] = np.zeros((len(frame), 1), np.float32)
         if self.source.text:
             x = row_texts(frame, self.source.text)
+        if self.source.embedding:
+            x = embeddings(frame, self.source.embedding, self.path)
         index = np.arange(self.start, self.start + len(frame))
         return Dataset(x, np.full(len(frame), UNLABELED), (), index=index, raw=frame, source=self.source)
 
@@ -227,7 +229,11 @@ def _open_parquet(path: str | Path, options: Mapping[str, Any]) -> ChunkedDatase
         raise InputError(f"{path} has no rows.")
     if options.get("labels_columns") is not None:
         return None
-    odd = [name for name in options if name not in ("label", "text", "task", "ignore", "columns", "split", "missing")]
+    odd = [
+        name
+        for name in options
+        if name not in ("label", "text", "task", "ignore", "columns", "embedding", "split", "missing")
+    ]
     if odd:
         raise InputError(f"{odd[0]} is not an option for Parquet files; leave it out.")
     frames = [piece.frame().iloc[here] for piece, here in _sampled(pieces)]
@@ -252,7 +258,8 @@ def _open_parquet(path: str | Path, options: Mapping[str, Any]) -> ChunkedDatase
         codes.append(numbers + len(values))
         values += list(distinct)
     target, classes = encode_labels(values, missing=source.missing_given)
-    read_as = Source(kind=source.kind, label=source.label, text=source.text, columns=source.columns)
+    fields = ("kind", "label", "text", "columns", "embedding", "features_given")
+    read_as = Source(**{name: getattr(source, name) for name in fields})
     pieces = [replace(piece, source=read_as) for piece in pieces]
     return ChunkedDataset.of(pieces, target[np.concatenate(codes)], classes, replace(splits.train, source=source))
 

@@ -21,6 +21,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from compensate.auditing.learners import COPIES, content_keys
+from compensate.data.columns import row_texts
 from compensate.data.dataset import Dataset, Ints, Singles
 
 SIMILAR_TEXTS = 0.55
@@ -49,7 +50,7 @@ def find_pairs(data: Dataset, kind: str, vectors: Any, near: Near | None = None)
         return []
     dense = np.asarray(vectors, dtype=np.float32) if isinstance(vectors, np.ndarray) else None
     if kind == "text":
-        return [*equal, *text_pairs([str(text) for text in data.x], SIMILAR_TEXTS)]
+        return [*equal, *text_pairs(texts_of(data), SIMILAR_TEXTS)]
     if kind == "image" and np.ndim(data.x) == 4:
         small = shrunk(data.x)
         features = small.reshape(len(small), -1) if dense is None else dense
@@ -68,7 +69,7 @@ def shared_with(data: Dataset, test: Dataset, kind: str) -> list[Pair]:
     """Pairs of a row of the data and a row of a test set with equal or nearly equal content."""
     n = len(data)
     if kind == "text":
-        pairs: Iterable[Pair] = text_pairs([*map(str, data.x), *map(str, test.x)], SIMILAR_TEXTS)
+        pairs: Iterable[Pair] = text_pairs([*texts_of(data), *texts_of(test)], SIMILAR_TEXTS)
     elif kind == "image":
         small = np.concatenate([shrunk(data.x), shrunk(test.x)])
         pairs = image_pairs(small, small.reshape(len(small), -1), SIMILAR_IMAGES)
@@ -114,9 +115,16 @@ def partners(pairs: Iterable[Pair], labels: NDArray[Any]) -> dict[int, Partner]:
     return best
 
 
+def texts_of(data: Dataset) -> list[str]:
+    """The texts of samples, also of those with embeddings."""
+    if np.ndim(data.x) == 1:
+        return [str(text) for text in data.x]
+    return [str(text) for text in (data.raw if data.table is None else row_texts(data.table, str(data.source.text)))]
+
+
 def _content(data: Dataset, kind: str) -> Any:
     if kind == "text":
-        return [str(text) for text in data.x]
+        return texts_of(data)
     if kind == "table" and (table := data.table) is not None:
         used = [c.name for c in data.source.columns if c.used] or [c for c in table.columns if c != data.source.label]
         return ["\x1f".join(cells) for cells in zip(*(map(str, table[name]) for name in used), strict=True)]

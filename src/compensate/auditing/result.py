@@ -30,6 +30,7 @@ from compensate.errors import InputError, check
 FLAGGED = 2 / 3
 """A label is flagged where an error is twice as likely as not."""
 
+REASONS = 5  # words or columns that are listed for a suspect
 LAYOUTS = ("file", "links", "move")
 WORKLOADS = (50, 100, 500, 1_000)  # lengths of the list for which the expected errors are stated
 
@@ -155,6 +156,32 @@ class Audit(Findings):
         """The expected share of flags that are right; 1 if there are none."""
         return float(self.p_error[self.mask].mean()) if self.mask.any() else 1.0
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The result in figures and names, ready for JSON."""
+        rate, how = self.noise_rate, self.provenance
+        listed = self.flagged[[name for name in ("label", "given", "suggested") if name in self.suspects]]
+        pairs = [] if self.regression else listed.value_counts().rename("labels").reset_index().to_dict("records")
+        issues = {} if self.found_issues is None else self.found_issues["issue"].value_counts().to_dict()
+        return {
+            "data": self.title,
+            "source": self.source.path,
+            "digest": self.source_digest,
+            "labels": how.rows or len(self),
+            "classes": list(self.classes),
+            "by_chance": bool(how.by_chance),
+            "noise_rate": rate.value,
+            "noise_rate_low": rate.low,
+            "noise_rate_high": rate.high,
+            "flagged": int(self.mask.sum()) if how.flagged is None else how.flagged,
+            "expected_precision": self.expected_precision,
+            "workload": self.workload.to_dict("records"),
+            "pairs": pairs,
+            "issues": issues,
+            "predicted": len(self.predicted),
+            "notes": list(self.notes),
+        }
+
     @cached_property
     def rows(self) -> Ints:
         """(N,) the 0-based row of the source that each label belongs to: a sentence of tagged tokens, an image of masks."""
@@ -248,6 +275,14 @@ class Audit(Findings):
         """The fitted model, if there is one."""
         return Judge.load(self.fitted) if isinstance(self.fitted, Path) else self.fitted
 
+    def reasons(self, labels: Ints) -> list[list[tuple[str, float]]]:
+        """For each of these labels, the words or columns that speak most against it, and how much; see `Judge.reasons`."""
+        data, scorer = self.data, None if self.addresses or self.regression else self.scorer
+        if data is None or scorer is None or not len(labels):
+            return [[] for _ in labels]
+        found = scorer.reasons(data.subset(labels), self.given[labels], self.suggested[labels])
+        return [[part for part in parts if part[1] > 0][:REASONS] for parts in found]
+
     score = checking.score
     """Scores the labels of new rows with the fitted model of this audit; see `compensate.auditing.check.score`."""
 
@@ -318,7 +353,7 @@ class Audit(Findings):
                     "the labels it returns."
                 )
             options: dict[str, Any] = {"label": self.source.label, **self.reading, "force": force, "rematch": rematch}
-            return apply_corrections(self.source.path, corrections, out, **options)
+            return apply_corrections(self.source.path, corrections, out, label_kind=self.label_kind, **options)
         decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
         check_source(decided, self.source_digest, self.title)
         cells: list[Any] = [""] * (int(self.index.max(initial=-1)) + 1)
@@ -346,11 +381,13 @@ class Audit(Findings):
     def write_suspects(self, path: str | Path) -> Path:
         """Writes `suspects` as CSV; text that a spreadsheet would evaluate is guarded.
 
-        Flagged rows carry the content of their samples, if the data is available: the text, or the cells of the table.
+        Flagged rows carry their `reasons` and the content of their samples, if the data is available: the text, or the cells of the table.
         """
         shown, frame = self.shown, self.shown.suspects
         flagged = np.argsort(-shown.log_odds, kind="stable")[: int(shown.mask.sum())]
-        cells = sample_cells(shown, flagged, set(frame.columns))
+        cells = sample_cells(shown, flagged, {*frame.columns, "why"})
+        why = [", ".join(f"{name} {value:.2f}" for name, value in parts) for parts in shown.reasons(flagged)]
+        cells = {"why": why, **cells} if any(why) else cells
         # Flagged rows come first; the others stay empty to keep the list smaller than the data.
         padded = {name: [*values, *[""] * (len(frame) - len(values))] for name, values in cells.items()}
         return write_csv(path, pd.concat([frame, pd.DataFrame(padded)], axis=1) if padded else frame)
@@ -387,6 +424,7 @@ def apply_corrections(
     force: bool = False,
     rematch: bool = False,
     layout: str = "file",
+    label_kind: type[LabelKind] = Classes,
 ) -> Applied:
     """Writes the data with the decided labels.
 
@@ -401,11 +439,12 @@ def apply_corrections(
         force: overwrite an existing file.
         rematch: the file differs from the audited one: find each row by its content.
         layout: for images in class folders: a label "file", a folder of "links", or "move" them in place and write the list of moves.
+        label_kind: the kind of the labels, where the corrections are empty.
     """
     data = Path(data)
     check(layout in LAYOUTS, f"one of {', '.join(LAYOUTS)}", layout=f'"{layout}"')
     decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
-    kinds = {kind_of(c.part) for c in decided} or {kind_of("")}
+    kinds = {kind_of(c.part) for c in decided} or {label_kind}
     if len(kinds) > 1:
         raise InputError("these corrections are about more than one form of labels; apply one audit at a time.")
     kind = kinds.pop()

@@ -6,6 +6,7 @@ import importlib
 import io
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -34,7 +35,20 @@ COMMANDS = {
 MODULES = {"export": "apply", "tune": "compare", "demo": "compare", "methods": "train"}
 """The modules of commands; others are in the module of their name."""
 
-SETTINGS: Any = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": "markdown"}
+PANELS = {
+    "Data": "label text ignore columns features size split encoding delimiter data_dir limit vectors max_length annotators annotator item",
+    "Labels": "labels labels_columns labels_key task missing merge_alike describe opinion noise clean",
+    "Models": "encoder probs model finetune crossfit method methods hyper preset set_ config teacher",
+    "Training": "epochs batch_size lr optimizer schedule patience accumulate seed seeds baseline trials",
+    "Findings": "only test precision budget with_ top",
+    "Size and computing": "memory backend workers every resume",
+    "Changes": "accept swap drop unclear merge units fill undo rematch",
+    "Output": "out layout force tracker quiet json_",
+}
+"""The sections of the help of long commands, with the names of their options."""
+MANY = 12  # parameters above which a command has sections
+
+SETTINGS: Any = {"pretty_exceptions_enable": False, "rich_markup_mode": "markdown"}
 
 
 class Command(TyperCommand):
@@ -43,13 +57,26 @@ class Command(TyperCommand):
     def load(self) -> Any:
         """The command with its options."""
         name = str(self.name)
-        commands = typer.Typer(**SETTINGS)
+        commands = typer.Typer(add_completion=False, **SETTINGS)
         commands.command()(getattr(importlib.import_module(f"compensate.cli.{MODULES.get(name, name)}"), name))
-        return typer.main.get_command(commands)
+        command = typer.main.get_command(commands)
+        command.params = in_panels(command.params)
+        return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of the loaded command."""
         return self.load().make_context(info_name, args, parent, **extra)
+
+
+def in_panels(params: Sequence[Any]) -> list[Any]:
+    """The parameters of a command in the order of their sections, if there are many."""
+    panel = {name: title for title, names in PANELS.items() for name in names.split()}
+    if len(params) > MANY:
+        for param in params:
+            if param.param_type_name == "option":
+                param.rich_help_panel = param.rich_help_panel or panel.get(param.name)
+    order = [None, *PANELS]
+    return sorted(params, key=lambda param: order.index(param.rich_help_panel))
 
 
 class Commands(TyperGroup):
@@ -57,6 +84,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
+        console.stderr = False
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +12,12 @@ import typer
 
 from compensate.auditing import actions, exchange
 from compensate.auditing.decisions import Correction, Journal, reviewing, run_decisions
+from compensate.auditing.labels.base import Classes, LabelKind
 from compensate.auditing.request import reopen
 from compensate.auditing.result import Audit, apply_corrections, moves_name
 from compensate.auditing.write_back import open_labels, undo_moves, write_csv
 from compensate.cli import options as o
-from compensate.cli.terminal import plural, quoted, say
+from compensate.cli.terminal import plural, print_json, quoted, say
 from compensate.errors import InputError, nearest
 from compensate.files import check_regular, is_address, write_atomically
 
@@ -49,6 +51,7 @@ def apply(
     delimiter: o.Delimiter = None,
     force: o.Force = False,
     rematch: Annotated[bool, o.option("Match rows by content, for a file that changed since the audit.", "--rematch")] = False,
+    json_: o.Json = False,
 ) -> None:  # fmt: skip
     """Write the data with the corrected labels.
 
@@ -72,22 +75,21 @@ def apply(
             f"{run} is not the folder of a run. Give the folder that `compensate audit` wrote, or the data and its corrections: "
             f"compensate apply {run} corrections.csv."
         )
-    named = [
-        n for n, v in {"--drop": drop, "--unclear": unclear, "--merge": merge, "--fill": fill}.items() if v is not None
-    ]
-    named += [n for n, v in {"--units": units, "--undo": undo}.items() if v]
+    acts: dict[str, Any] = {"drop": drop, "unclear": unclear, "merge": merge, "units": units or None, "fill": fill}
+    named = [name for name, value in {**acts, "undo": undo or None}.items() if value is not None]
     if named and not run.is_dir():
         raise InputError(
-            f"{named[0]} acts on the findings of a run, and {run} is not the folder of one; give that folder."
+            f"--{named[0]} acts on the findings of a run, and {run} is not the folder of one; give that folder."
         )
     if accept is not None and not run.is_dir():
         raise InputError(
             f"--accept takes suggestions of an audit, and {run} is not the folder of one. Give the folder that `compensate "
             "audit` wrote (under runs/), or leave --accept out to apply the decisions of a file."
         )
+    label_kind: type[LabelKind] = Classes
     if run.is_dir():
         found = Audit.load(run)
-        source = found.source.path
+        source, label_kind = found.source.path, found.label_kind
         if corrections is None:
             if not source:
                 raise InputError(f"{run} is an audit of arrays, not of a file. Choose another run.")
@@ -104,8 +106,7 @@ def apply(
         label = label or found.source.label
         encoding, delimiter = encoding or found.reading.get("encoding"), delimiter or found.reading.get("delimiter")
         decided = run_decisions(run)
-        acts: dict[str, Any] = {"drop": drop, "unclear": unclear, "merge": merge, "units": units or None, "fill": fill}
-        if undo or any(value is not None for value in acts.values()):
+        if named:
             with reviewing(run):
                 journal, now = Journal(run), time.time_ns() // 1_000_000
                 if undo:
@@ -117,10 +118,8 @@ def apply(
                 made = actions.decisions(found, decided, cells, **acts)
                 actions.record(journal, made, now)
                 decided = journal.decisions
-            say(
-                f"{plural(len(made), 'decision')} recorded in {run}; to take them back: compensate apply {quoted(run)} --undo",
-                wrap=False,
-            )
+            said = f"{plural(len(made), 'decision')} recorded in {run}; to take them back: compensate apply {quoted(run)} --undo"
+            say(said, wrap=False)
         said = f"{plural(len(decided), 'decision')} of {run}"
         if accept is not None:  # decisions of people take precedence over suggestions
             sure, reviewed = found.accepted(accept, relabel=swap), {c.index for c in decided}
@@ -136,16 +135,9 @@ def apply(
             )
         say(said)
     done = apply_corrections(
-        data,
-        decided,
-        out,
-        label=label,
-        encoding=encoding or "utf-8",
-        delimiter=delimiter,
-        force=force,
-        rematch=rematch,
-        layout=layout,
-    )
+        data, decided, out, label=label, encoding=encoding or "utf-8", delimiter=delimiter, force=force, rematch=rematch, layout=layout,
+        label_kind=label_kind,
+    )  # fmt: skip
     if done.matched is not None:
         matched = done.matched
         parts = [f"{matched.found:,} rows found by content, {matched.moved:,} of them at another place"]
@@ -166,6 +158,8 @@ def apply(
     say(f"{done.path}: {', '.join(parts)}")
     if not any((done.changed, *others.values())) and done.matched is None:
         say(f"note: {run} holds no decision, so the labels are as they were")
+    if json_:
+        print_json(asdict(done))
 
 
 def export(

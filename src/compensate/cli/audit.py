@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from rich.prompt import Confirm, Prompt
 from rich.table import Table
 from rich.text import Text
 
+from compensate.auditing.actions import wrong_units
 from compensate.auditing.api import audit as judge
 from compensate.auditing.class_names import spellings
 from compensate.auditing.content import sample_content
@@ -25,7 +27,18 @@ from compensate.auditing.request import AuditRequest, ReviewedRun, is_main_proce
 from compensate.auditing.result import Audit
 from compensate.auditing.source import labeled, left_out
 from compensate.cli import options as o
-from compensate.cli.terminal import clock, console, plain_table, quoted, say, short, stage_progress
+from compensate.cli.terminal import (
+    bar,
+    clock,
+    console,
+    plain_table,
+    plural,
+    print_json,
+    quoted,
+    say,
+    short,
+    stage_progress,
+)
 from compensate.data.dataset import Dataset
 from compensate.data.label_column import UnclearLabel
 from compensate.data.labels import NOT_APPLICABLE
@@ -37,6 +50,7 @@ READER = (
 """Options of the reader."""
 
 PAIRS = 6  # rows of the table in the summary
+LEVELS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1)  # probabilities between the bars of the picture
 WIDE = 0.1  # an interval is wide if it starts at 0 and ends above this share
 
 
@@ -90,9 +104,14 @@ def similar_class_names(source: Dataset) -> str:
     return "; ".join(map(", ".join, named))
 
 
+def asks() -> bool:
+    """Whether a person can answer questions."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and not console.stderr
+
+
 def ask_label(error: UnclearLabel) -> str:
     """Asks for the label column at a terminal; raises the error elsewhere."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not asks():
         raise error
     typer.echo(str(error))
     return Prompt.ask("label column", choices=list(error.candidates), default=error.candidates[0])
@@ -100,9 +119,9 @@ def ask_label(error: UnclearLabel) -> str:
 
 def ask_merge(data: Dataset) -> bool:
     """Asks at a terminal whether to merge similar class names; False elsewhere."""
-    alike, asks = similar_class_names(data), sys.stdin.isatty() and sys.stdout.isatty()
+    alike = similar_class_names(data)
     question = f"These names differ only in case, spacing or Unicode form: {alike}. Take them for one class?"
-    return bool(alike) and asks and Confirm.ask(question)
+    return bool(alike) and asks() and Confirm.ask(question)
 
 
 def print_summary(found: Audit, folder: Path) -> None:
@@ -126,6 +145,8 @@ def print_summary(found: Audit, folder: Path) -> None:
         console.print(table)
     elif flagged:
         console.print(_pairs(found))
+    if console.is_terminal and not by_chance:
+        console.print(picture(found))
     since = found.provenance.since
     if since is not None:
         say(
@@ -133,18 +154,22 @@ def print_summary(found: Audit, folder: Path) -> None:
             f"{since['confirmed']:,} confirmed); new suspects: {len(since['new']):,}, no longer suspect: {len(since['gone']):,}"
         )
     page, listed, issues = folder / "report.html", folder / "suspects.csv", found.found_issues
+    apply = f"compensate apply {quoted(folder)}"
+    slipped, fill = (len(wrong_units(found)), "") if found.regression else (0, f"; to fill them in: {apply} --fill 0.9")
     lines = {
         "review them": f"compensate review {quoted(folder)}      or open {page}; list: {listed}",
         "all rows": f"{folder / 'suspects'}/*.parquet" if found.listed is not None else "",
-        "predicted": str(folder / "predictions.csv") if len(found.predicted) else "",
+        "predicted": f"{folder / 'predictions.csv'}{fill}" if len(found.predicted) else "",
         "also found": f"{summary(issues)}: {folder / 'issues.csv'}" if issues is not None and len(issues) else "",
-        "act on that": next_step(issues, quoted(folder)) if issues is not None and len(issues) else "",
-        "then": f"compensate apply {quoted(folder)}" if command(found) else "",
+        "act on that": next_step(issues, found.classes, quoted(folder)) if issues is not None and len(issues) else "",
+        "wrong units": f"{plural(slipped, 'value')}, by a factor of 10, 100 or 1,000: {apply} --units"
+        if slipped
+        else "",
+        "then": apply if command(found) else "",
     }
     for name, line in lines.items():
-        if line and (
-            name in ("also found", "act on that") or not by_chance
-        ):  # there is nothing to do with labels at chance
+        # There is nothing to do with labels at chance.
+        if line and (name in ("also found", "act on that") or not by_chance):
             say(f"{name + ':':<13} {line}", wrap=False)
 
 
@@ -155,6 +180,19 @@ def describe_workload(found: Audit) -> str:
         for k, row in enumerate(found.workload.itertuples())
     ]
     return f"wrong {'values' if found.regression else 'labels'} to expect: {', '.join(parts)}"
+
+
+def picture(found: Audit) -> Table:
+    """A bar for each range of the probability of error; colored where labels are flagged."""
+    counts = [
+        int(((found.p_error >= low) & (found.p_error < high + (high == 1))).sum()) for high, low in pairwise(LEVELS)
+    ]
+    table = plain_table("probability of error", "labels", "", padding=(0, 2, 0, 0))
+    table.columns[1].justify = "right"
+    for (high, low), count in zip(pairwise(LEVELS), counts, strict=True):
+        style = "red" if high > found.threshold else "dim"
+        table.add_row(f"{low:g} to {high:g}", f"{count:,}", Text(bar(count / max(*counts, 1)), style=style))
+    return table
 
 
 def _pairs(found: Audit) -> Table:
@@ -197,7 +235,7 @@ def audit(
     data: Annotated[
         str | None,
         o.argument(
-            "A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
+            "A .csv, .tsv, .jsonl, .json, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
             "a quoted pattern such as `'data/*.parquet'` or `'s3://bucket/data/*.parquet'`, or a named data set."
         ),
     ] = None,
@@ -207,7 +245,7 @@ def audit(
     columns: o.Columns = None,
     labels_columns: Annotated[str | None, o.option("Columns of 0 and 1, one per label, separated by commas, for multi-label data.")] = None,
     labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
-    features: Annotated[Path | None, o.option("Embeddings of the samples: an .npy file, one row per sample.")] = None,
+    features: Annotated[Path | None, o.option("Embeddings of the samples: an .npy file, one row per sample, or a column of lists of numbers.")] = None,
     probs: Annotated[Path | None, o.option("Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained.")] = None,
     describe: Annotated[Path | None, o.option("A sentence about each class: lines `class: sentence` in a .yaml file, or a table of two columns.")] = None,
     opinion: Annotated[Path | None, o.option("Labels or probabilities by another annotator or model that never saw these labels: .csv, .npy or .txt.")] = None,
@@ -218,7 +256,7 @@ def audit(
     )] = None,
     finetune: Annotated[bool, o.option("Train the encoder too, with a linear head on the labels; for texts and images.", "--finetune")] = False,
     crossfit: Annotated[bool, o.option("Train the network once per fold, and pool it with the other learners.", "--crossfit")] = False,
-    split: Annotated[str | None, o.option("Rows of a table with a column `split`: train, or all [default: train].")] = None,
+    split: Annotated[str | None, o.option("Rows of a table with a column `split`: train, test, validation or all [default: train].")] = None,
     missing: Annotated[str | None, o.option("Cells that stand for a missing label, e.g. NA,unknown [default: NA, N/A, nan, null and empty cells].")] = None,
     merge_alike: Annotated[bool, o.option("Take labels that differ only in case, spacing or Unicode form for one class.", "--merge-alike")] = False,
     only: Annotated[str | None, o.option("What to look for: labels leaves out duplicates, outliers and other issues [default: all].")] = None,
@@ -241,6 +279,7 @@ def audit(
     memory: Annotated[str | None, o.option("Memory that the audit may take, e.g. 2GB: Parquet and .npy files are then read in pieces.")] = None,
     backend: o.Backend = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-DIGEST].")] = None,
+    json_: o.Json = False,
 ) -> None:  # fmt: skip
     """Find the labels that look wrong, and write a page to review them on.
 
@@ -264,7 +303,7 @@ def audit(
     options |= {"merge_alike": True} if merge_alike else {}
     if probs is not None and (finetune or model is not None):
         raise InputError(f"--probs takes the place of a model; leave out {'--finetune' if finetune else '--model'}.")
-    o.check_path(data, labels, features, probs, describe, opinion, test, with_)
+    o.check_path(data, labels, features and str(features), probs, describe, opinion, test, with_)
     if precision is not None and re.fullmatch(r"[\d.]+", precision):
         given |= {"precision": None, "flag_precision": o.share(precision, "--precision")}
     check(budget is None or budget >= 1, "1 or more", **{"--budget": budget})
@@ -275,7 +314,8 @@ def audit(
     if with_ is not None:
         reviewed = ReviewedRun.load(with_)
         request = request.with_defaults(reviewed.request)
-        o.check_path(request.data, request.labels, request.features, request.probs, request.test)
+        features = request.features
+        o.check_path(request.data, request.labels, features and str(features), request.probs, request.test)
 
     def judged(data: Dataset, **settings: Any) -> Audit:
         """Audits the data and prints a line for each stage."""
@@ -309,3 +349,5 @@ def audit(
     for note in (note for note in found.notes if note not in told):
         console.print(Text.assemble(("note: ", "yellow"), note))
     print_summary(found, folder)
+    if json_:
+        print_json({"run": folder, **found.figures})

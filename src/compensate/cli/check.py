@@ -26,6 +26,7 @@ def check(
     features: Annotated[Path | None, o.option("Embeddings of the samples, for an audit made with --features.")] = None,
     encoding: Annotated[str | None, o.option("File encoding [default: the audit's].")] = None,
     delimiter: Annotated[str | None, o.option("Column delimiter [default: the audit's].")] = None,
+    json_: Annotated[bool, o.option("The same as --format json.", "--json")] = False,
 ) -> None:  # fmt: skip
     """Judge new and changed labels by the model of an audit, without training.
 
@@ -50,7 +51,7 @@ def check(
     options: dict[str, Any] = {"at_least": fail_above, "features": features, "decisions": run_decisions(against)}
     options |= {name: value for name, value in (("encoding", encoding), ("delimiter", delimiter)) if value is not None}
     results = [checks.check(audit, path, **options) for path in data]
-    typer.echo(checks.FORMATS[format](results))
+    typer.echo(checks.FORMATS["json" if json_ else format](results))
     allowed = number if share is None else share * sum(result.new + result.relabeled for result in results)
     if sum(len(result.findings) for result in results) > allowed:
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ import typer
 
 from compensate._version import __version__
 from compensate.cli import options as o
-from compensate.cli.terminal import console, plain_table, progress_bar, say
+from compensate.cli.terminal import console, plain_table, print_json, progress_bar, say
 from compensate.cli.train import training_command
 from compensate.errors import InputError
 from compensate.extras import installed
@@ -35,6 +35,7 @@ def compare(
     baseline: Annotated[str | None, o.option("Baseline of the differences [default: the first method].")] = None,
     workers: o.Workers = None,
     out: Annotated[Path | None, o.option("Folder of the comparison [default: runs/compare-ID].")] = None,
+    json_: o.Json = False,
 ) -> None:  # fmt: skip
     """Compare methods over several seeds, in worker processes with one thread each.
 
@@ -90,6 +91,8 @@ def compare(
         say(f"picture:   {picture}", wrap=False)
     else:
         say('a picture of the curves needs matplotlib: pip install "compensate[plots]"')
+    if json_:
+        print_json({"folder": folder, **json.loads(table.read_bytes())})
     if failed:
         raise typer.Exit(1)
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from compensate.cli.terminal import MAX_NAMES, say, short
+from compensate.cli.terminal import MAX_NAMES, messages_to_stderr, say, short
 from compensate.data.columns import text_columns
 from compensate.data.dataset import Source
+from compensate.data.load import HUB_NAME
 from compensate.errors import InputError, check
 from compensate.files import content_digest, is_address
 
@@ -53,7 +54,7 @@ ConfigFile = Annotated[Path | None, option("TOML file of settings; the command l
 Epochs = Annotated[int | None, option("Training epochs.")]
 BatchSize = Annotated[int | None, option("Batch size, over all processes.")]
 Rate = Annotated[float | None, option("Learning rate.", "--lr")]
-Precision = Annotated[str | None, option("Mixed precision: no, bf16 or fp16.")]
+Precision = Annotated[str | None, option("Mixed precision: no, bf16 or fp16.", rich_help_panel="Training")]
 Seed = Annotated[int | None, option("Random seed.")]
 Vectors = Annotated[str | None, option("Word vectors: glove.6B.100d in the data folder, or a file.")]
 Label = Annotated[str | None, option("Label column of a table.")]
@@ -72,6 +73,9 @@ Backend = Annotated[str | None, option("Where to compute: local, or ray, for a c
 Encoding = Annotated[str | None, option("File encoding [default: utf-8].")]
 Delimiter = Annotated[str | None, option("Column delimiter [default: detected].")]
 Force = Annotated[bool, option("Overwrite an existing output file.", "--force")]
+Json = Annotated[
+    bool, option("Print one JSON object, and all messages to standard error.", "--json", callback=messages_to_stderr)
+]
 
 READER = ("label", "text", "ignore", "columns")  # options of the table reader, which `Config` stores separately
 PLACES = ("config", "data_dir")  # paths, which are not part of a configuration
@@ -164,6 +168,7 @@ def check_path(*paths: str | Path | None) -> None:
     """Refuses a path that does not exist."""
     for path in (p for p in paths if p is not None and not is_address(p)):
         named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
+        named = named or (isinstance(path, str) and bool(HUB_NAME.fullmatch(path)) and not Path(path).parent.exists())
         if not named and not Path(path).expanduser().exists() and not glob(str(path)):
             raise InputError(f"{path} does not exist; check the path.")
 
@@ -231,6 +236,9 @@ def describe_columns(source: Source, labels: str) -> list[str]:
     if texts and used and not source.features_given:
         more = f" and {len(used) - MAX_NAMES:,} more" * (len(used) > MAX_NAMES)
         text = [f'{text[0]} together with {", ".join(used[:MAX_NAMES])}{more} (by the text alone: --columns "")']
+    if source.embedding:
+        width = next((c.reason for c in source.columns if c.name == source.embedding), "embeddings")
+        text.append(f'embedding column "{source.embedding}" ({width})')
     passed = [f'not "{short(name)}", which {why}' for name, why in source.passed_over.items()]
     others = ", ".join(map(short, source.runners_up))
     labels += f"; it could also be {others}: --label" if others else ""
@@ -240,7 +248,7 @@ def describe_columns(source: Source, labels: str) -> list[str]:
 def describe_unused(source: Source, parts: Any = None) -> list[str]:
     """The columns that are not read, in one phrase."""
     texts = text_columns(source.text, (c.name for c in source.columns))
-    chosen = (source.label, *texts, *getattr(parts, "columns", ()), *source.passed_over)
+    chosen = (source.label, source.embedding, *texts, *getattr(parts, "columns", ()), *source.passed_over)
     rest = [c for c in source.columns if c.role != "split" and c.name not in chosen]
     unused = [short(c.name) for c in rest if source.features_given or not c.used]
     more = len(unused) - MAX_NAMES

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -51,9 +53,33 @@ def say(text: str, *, wrap: bool = True) -> None:
     console.print(text, markup=False, soft_wrap=not wrap)
 
 
+def messages_to_stderr(wanted: bool) -> bool:
+    """The callback of --json: standard output is left to the report."""
+    console.stderr = wanted
+    return wanted
+
+
+def print_json(report: Any) -> None:
+    """Prints a report as one JSON value on standard output, with null for NaN and texts for paths."""
+    finite = json.loads(json.dumps(report, default=str), parse_constant=lambda _: None)
+    sys.stdout.write(json.dumps(finite, indent=1) + "\n")
+
+
 def plain_table(*heads: str, **options: Any) -> Table:
     """A table without lines."""
     return Table(*heads, box=None, pad_edge=False, **options)
+
+
+def bar(share: float, width: int = 30) -> str:
+    """A horizontal bar in eighths of a character; of # signs where the terminal lacks blocks.
+
+    >>> bar(0.5, 4)
+    '██'
+    """
+    if console.options.ascii_only:
+        return "#" * round(share * width)
+    full, part = divmod(round(share * width * 8), 8)
+    return "█" * full + " ▏▎▍▌▋▊▉"[part].strip()
 
 
 def progress_bar(what: str, unit: str) -> Progress:

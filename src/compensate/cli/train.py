@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from compensate.cli import options as o
-from compensate.cli.terminal import console, plain_table, quoted, say
+from compensate.cli.terminal import console, plain_table, print_json, quoted, say
 
 
 @o.with_shared
@@ -126,6 +126,7 @@ def _flags(options: Mapping[str, Any], own: Container[str], prefix: str = "") ->
 def methods(
     name: Annotated[str | None, o.argument("Method whose page to print.")] = None,
     markdown: Annotated[Path | None, o.option("Write the pages of all methods to this file.")] = None,
+    json_: o.Json = False,
 ) -> None:
     """List all methods with their place in the taxonomy, or print the page of one.
 
@@ -136,6 +137,9 @@ def methods(
     if markdown is not None:
         pages.write_pages(markdown)
         console.print(f"{len(METHODS)} methods: {markdown}")
+    elif json_:
+        rows = METHODS.values() if name is None else [find(name)]
+        print_json({"methods": [pages.facts(row) for row in rows]})
     elif name is not None:
         say(pages.page(find(name)), wrap=False)
     else:

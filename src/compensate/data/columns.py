@@ -5,8 +5,10 @@ scikit-learn makes the features. (skrub's TableVectorizer takes whole numbers su
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,7 @@ MIN_SHARE = 0.95  # of the cells that must have a type for the column to have it
 MIN_DISTINCT, DISTINCT_SHARE = 50, 0.9
 HOLDS_LISTS = "holds lists"
 WRITTEN_LISTS = "holds lists written as text"  # reasons for leaving out a column of lists
+MIN_DIMENSIONS = 3  # numbers of a list from which on it is an embedding
 TEXT_WORDS = 3  # median number of words from which a column is text
 _ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key)$|[a-z](Id|ID)$")
 _HASH = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=.*\d)[0-9a-f]{16,128}", re.IGNORECASE)
@@ -149,6 +152,45 @@ def are_lists(texts: Iterable[str]) -> bool:
     """Whether nearly all texts are JSON lists or objects, such as embeddings."""
     brackets = [text[:1] + text[-1:] in ("[]", "{}") for text in texts]
     return bool(brackets) and float(np.mean(brackets)) >= MIN_SHARE
+
+
+def vectors(column: pd.Series) -> Matrix | None:
+    """(N, D) the embeddings in a column of lists, arrays or JSON lists of equally many finite numbers; None if it holds anything else.
+
+    >>> vectors(pd.Series([[0.1, 0.2, 0.3], [1, 2, 3]])).shape, vectors(pd.Series(["[1, 2, 3]", "[4, 5, 6]"])).tolist()[0]
+    ((2, 3), [1.0, 2.0, 3.0])
+    >>> vectors(pd.Series([["a"], ["b"]])), vectors(pd.Series([[1, 2, 3], [1]]))
+    (None, None)
+    """
+    if column.dtype != object and not isinstance(column.dtype, pd.StringDtype):
+        return None
+    cells = column.tolist()
+    rows: list[Matrix] = []
+    for cell in cells:
+        if isinstance(cell, str) and cell.strip()[:1] + cell.strip()[-1:] == "[]":
+            with suppress(ValueError, RecursionError):
+                cell = json.loads(cell)
+        if not isinstance(cell, (list, tuple, np.ndarray)) or len(cell) != len(rows[0] if rows else cell):
+            return None
+        with suppress(ValueError, TypeError, OverflowError):
+            rows.append(np.asarray(cell, np.float32))
+        if not rows or rows[-1].ndim != 1 or len(rows[-1]) < MIN_DIMENSIONS or isinstance(cell[0], (str, bool)):
+            return None
+    if len(rows) < len(cells) or not rows:
+        return None
+    found = np.stack(rows)
+    return found if np.isfinite(found).all() else None
+
+
+def embeddings(frame: pd.DataFrame, name: str, where: str) -> Matrix:
+    """(N, D) the embeddings in a column of a table."""
+    if name not in frame.columns:
+        raise InputError(f'{where} has no column "{name}"; {nearest(name, list(frame.columns))}')
+    values = vectors(frame[name])
+    if values is None:
+        problem = f'the column "{name}" of {where} does not hold embeddings'
+        raise InputError(f"{problem}; expected a list of equally many finite numbers in each row.")
+    return values
 
 
 def median_words(texts: Sequence[str] | NDArray[Any]) -> float:

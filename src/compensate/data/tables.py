@@ -1,4 +1,4 @@
-"""Samples from a table: CSV, TSV, JSONL, Excel or Parquet files, or a data frame."""
+"""Samples from a table: CSV, TSV, JSON, Excel or Parquet files, or a data frame."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from compensate.data.columns import (
     HOLDS_LISTS,
     ID_NAMES,
     Column,
+    Matrix,
     TableEncoder,
     analyze,
+    embeddings,
     is_nested,
     is_row,
     row_texts,
     text_columns,
+    vectors,
 )
 from compensate.data.dataset import OTHERS, PARTS, Dataset, Source, Splits
 from compensate.data.excel import SUFFIXES as EXCEL
@@ -37,9 +40,10 @@ from compensate.data.parquet import read_parquet
 from compensate.errors import InputError
 from compensate.files import check_size, check_width, read_text
 
+PROBED_CELLS = 20  # cells of a column that must be embeddings before all of them are read
 MIN_HEADER_ROWS = 5  # rows from which it is checked whether the first line holds names
 TEXTS = (".csv", ".tsv")
-LINES = (".jsonl", ".ndjson")
+LINES = (".jsonl", ".ndjson", ".json")
 SUFFIXES = (*TEXTS, *LINES, *EXCEL, *PARQUET)  # suffixes of table files; text files may be compressed
 Roles = tuple[Column, ...]
 # Reads a table whose rows have several labels: called with the frame, its name, the `LabelChoice` and options of `from_frame`
@@ -140,7 +144,7 @@ def read_table(
     r"""Samples from a table file: texts if it has a text column, else features from its numbers and categories.
 
     Args:
-        path: a .csv, .tsv, .jsonl (these perhaps compressed), .xlsx or .parquet file, or a folder or pattern of Parquet files.
+        path: a .csv, .tsv, .jsonl, .json (these perhaps compressed), .xlsx or .parquet file, or a folder or pattern of Parquet files.
         label: the label column; see `from_frame`, which has further options.
         encoding, delimiter: of the file; by default UTF-8 and the delimiter of the first line.
 
@@ -165,6 +169,7 @@ def from_frame(
     task: str | None = None,
     ignore: str | Sequence[str] = (),
     columns: str | Sequence[str] | None = None,
+    embedding: str | None = None,
     split: str | None = None,
     missing: str | Sequence[str] | None = None,
     classes: Sequence[str] | None = None,
@@ -183,7 +188,8 @@ def from_frame(
         task: ``"classification"`` or ``"regression"``; by default a numeric label with many values is a quantity.
         ignore: columns to leave out.
         columns: the only columns to use, next to the text. By default all but identifiers and columns with one value. ``""``: none.
-        split: ``"all"`` keeps all rows together and ignores a column ``split``.
+        embedding: the column of embeddings, which replace all other features; by default the only column of lists of numbers.
+        split: ``"all"`` keeps all rows together; by default a column ``split`` divides them.
         missing: cells of the label column that stand for a missing label; by default see `missing_labels`.
         classes: the class names, if the label column does not hold them all.
         like: a part of the same data that was read before: its columns, classes and features are used.
@@ -196,8 +202,8 @@ def from_frame(
     if like is not None:
         label, text, classes = like.source.label, like.source.text or "", like.classes or None
         task = "regression" if like.regression else task
-    if split not in (None, "train", "all"):
-        raise InputError(f'split is "{split}"; expected train or all.')
+    if split not in (None, "all", *PARTS.values()):
+        raise InputError(f'split is "{split}"; expected train, test, validation or all.')
     if not len(frame):
         raise InputError(f"{where} has no rows.")
     check_width(frame.shape[1], where)
@@ -209,6 +215,9 @@ def from_frame(
     label, text = (None if name is None else str(name) for name in (label, text))
     ignored = column_names(ignore)
     wanted, missing = (None if names is None else column_names(names) for names in (columns, missing))
+    embedding, x_given = _find_embedding(frame, embedding, where, [*ignored, label], wanted)
+    if embedding is not None:
+        ignored = [*ignored, embedding]
     nested = [name for name in frame.columns if name not in ignored and is_nested(frame[name])]
     flat = frame.drop(columns=[*nested, *(c for c in ignored if c in frame.columns)])
     known = () if wanted is None else (*wanted, label, *text_columns(text, flat.columns))
@@ -241,17 +250,22 @@ def from_frame(
     else:
         fitted = frame if parts is None else frame[parts == "train"]
         roles = analyze(fitted, label=label, text=text, split=part_column, ignore=ignored, columns=wanted)
+        if x_given is not None:
+            roles = tuple(
+                replace(c, role="embedding", reason=f"{x_given.shape[1]} numbers") if c.name == embedding else c
+                for c in roles
+            )
         if text and wanted is None:  # another label is no property of the text
             roles = tuple(replace(c, role="ignored") if c.used and label_sign(c.name) in (0, 1) else c for c in roles)
-        encoder, roles = (None, roles) if text else _fit_encoder(fitted, label, roles, where)
+        encoder, roles = (None, roles) if text or embedding is not None else _fit_encoder(fitted, label, roles, where)
     x: NDArray[Any]
-    x = row_texts(frame, text) if text else encoder(frame)
+    x = x_given if x_given is not None else row_texts(frame, text) if text else encoder(frame)
     ids = min((c.name for c in roles if c.role == "identifier"), key=lambda n: n.lower() not in ID_NAMES, default=None)
     source = Source(
         kind="text" if text else "table", label=label, text=text, target=reason, columns=roles, encoder=encoder,
         passed_over=choice.passed_over, runners_up=choice.runners_up,
         missing=Counter(str(cell).strip() for cell in cells if has_no_label(cell, missing_texts)),
-        missing_given=missing,
+        missing_given=missing, embedding=embedding, features_given=embedding is not None,
         split=None if parts is None else part_column,
         left_out={part: int((parts == part).sum()) for part in OTHERS if parts is not None and (parts == part).any()},
     )  # fmt: skip
@@ -260,6 +274,22 @@ def from_frame(
     if parts is None:
         return Splits(data)
     return Splits(**{str(name): data.subset((parts == name).to_numpy()) for name in parts.unique()})
+
+
+def _find_embedding(
+    frame: pd.DataFrame, name: str | None, where: str, others: Sequence[str | None], wanted: Sequence[str] | None
+) -> tuple[str | None, Matrix | None]:
+    """The column of embeddings and its values, as named or as found by the cells."""
+    if name is not None:
+        return name, embeddings(frame, name, where)
+    free = [c for c in frame.columns if c not in others and (wanted is None or c in wanted)]
+    free = [c for c in free if vectors(frame[c].head(PROBED_CELLS)) is not None]
+    found = {c: values for c in free if (values := vectors(frame[c])) is not None}
+    if len(found) > 1:
+        first = next(iter(found))
+        named = f'features="{first}" (--features {first} on the command line)'
+        raise InputError(f"{where} has several columns of embeddings: {', '.join(found)}. Say which: {named}.")
+    return next(iter(found.items()), (None, None))
 
 
 def _fit_encoder(frame: pd.DataFrame, label: str, roles: Roles, where: str) -> tuple[TableEncoder, Roles]:

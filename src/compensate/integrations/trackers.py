@@ -32,10 +32,8 @@ def log_audit(audit: Audit, to: str, run: Any = None) -> dict[str, float]:
     """
     if to not in TRACKERS:
         raise InputError(f'there is no tracker "{to}"; {nearest(to, list(TRACKERS))}')
-    rate = audit.noise_rate
-    figures = {"noise_rate": rate.value, "noise_rate_low": rate.low, "noise_rate_high": rate.high}
-    figures |= {"flagged": audit.mask.sum(), "expected_precision": audit.expected_precision}
-    figures = {name: float(value) for name, value in figures.items()}
+    names = ("noise_rate", "noise_rate_low", "noise_rate_high", "flagged", "expected_precision")
+    figures = {name: float(audit.figures[name]) for name in names}
     library = require(to, f"logging to {TRACKERS[to]}", to)
     if to == "mlflow":
         run = run if run is not None else library.active_run() and library.active_run().info.run_id

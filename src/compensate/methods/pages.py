@@ -100,6 +100,12 @@ def first_sentence(row: Method) -> str:
     return _plain((inspect.getdoc(row.build) or "").split("\n\n")[0]).replace("\n", " ")
 
 
+def facts(row: Method) -> dict[str, str]:
+    """The method in texts, ready for JSON."""
+    own = {name: getattr(row, name) for name in ("name", "kind", "equation", "reference", "limits")}
+    return own | {"summary": first_sentence(row), "taxonomy": str(row.taxonomy)}
+
+
 def page(row: Method) -> str:
     """A page of plain text."""
     name = row.name.replace("_", "-")
