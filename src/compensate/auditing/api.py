@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit, logsumexp
 
 from compensate.auditing import learners
-from compensate.auditing.annotators import VOTES_ALONE, Consensus, Votes, find_consensus
 from compensate.auditing.chunks import ChunkedDataset, FinishedStages, cut, open_chunks
 from compensate.auditing.class_names import without_spellings
 from compensate.auditing.content import digest_frame
@@ -31,6 +30,7 @@ from compensate.auditing.findings import Findings, Provenance
 from compensate.auditing.judge import Judge, compute_features, judge_chunks
 from compensate.auditing.labels import labels_of
 from compensate.auditing.labels.base import Judging
+from compensate.auditing.labels.votes import VOTES_ALONE, Consensus, Votes, find_consensus
 from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds
 from compensate.auditing.noise_model import SMALLEST, after_decisions, judge, normalized, pool
 from compensate.auditing.opinions import described, opinion_of

@@ -11,9 +11,9 @@ import pandas as pd
 import typer
 from rich.text import Text
 
-from compensate.auditing.annotators import Votes, long_votes, wide_votes
 from compensate.auditing.api import audit_votes
 from compensate.auditing.content import digest_frame, digest_text, short_digest
+from compensate.auditing.labels.votes import Votes, long_votes, wide_votes
 from compensate.auditing.result import Audit
 from compensate.auditing.store import check_run_folder, write_run
 from compensate.auditing.write_back import write_csv

@@ -24,13 +24,13 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from compensate.auditing.annotators import VOTES_ALONE, find_consensus
-from compensate.auditing.annotators import Votes as Ballots
 from compensate.auditing.content import Content
 from compensate.auditing.decisions import Correction
 from compensate.auditing.features import MAKERS, Maker, Progress
 from compensate.auditing.findings import Address, Findings
 from compensate.auditing.labels.base import SEVERAL, Judging, LabelKind, Reader, Reading, check_given, provenance_of
+from compensate.auditing.labels.votes import VOTES_ALONE, find_consensus
+from compensate.auditing.labels.votes import Votes as Ballots
 from compensate.auditing.learners import (
     FOLDS,
     MAX_REPEATED,
