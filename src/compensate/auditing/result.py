@@ -35,6 +35,7 @@ FLAGGED = 2 / 3
 BEFORE = "score before looks"
 """The evidence that holds the log odds of an audit before the labels that a person looked at changed them."""
 
+REASONS = 5  # words or columns that are listed for a suspect
 LAYOUTS = ("file", "links", "move")
 WORKLOADS = (50, 100, 500, 1_000)  # lengths of the list for which the expected errors are stated
 
@@ -320,6 +321,14 @@ class Audit(Findings):
         """The fitted model, if there is one."""
         return Judge.load(self.fitted) if isinstance(self.fitted, Path) else self.fitted
 
+    def reasons(self, labels: Ints) -> list[list[tuple[str, float]]]:
+        """For each of these labels, the words or columns that speak most against it, and how much; see `Judge.reasons`."""
+        data, scorer = self.data, None if self.addresses or self.regression else self.scorer
+        if data is None or scorer is None or not len(labels):
+            return [[] for _ in labels]
+        found = scorer.reasons(data.subset(labels), self.given[labels], self.suggested[labels])
+        return [[part for part in parts if part[1] > 0][:REASONS] for parts in found]
+
     score = checking.score
     """Scores the labels of new rows with the fitted model of this audit; see `compensate.auditing.check.score`."""
 
@@ -418,11 +427,13 @@ class Audit(Findings):
     def write_suspects(self, path: str | Path) -> Path:
         """Writes `suspects` as CSV; text that a spreadsheet would evaluate is guarded.
 
-        Flagged rows carry the content of their samples, if the data is available: the text, or the cells of the table.
+        Flagged rows carry their `reasons` and the content of their samples, if the data is available: the text, or the cells of the table.
         """
         shown, frame = self.shown, self.shown.suspects
         flagged = np.argsort(-shown.log_odds, kind="stable")[: int(shown.mask.sum())]
-        cells = sample_cells(shown, flagged, set(frame.columns))
+        cells = sample_cells(shown, flagged, {*frame.columns, "why"})
+        why = [", ".join(f"{name} {value:.2f}" for name, value in parts) for parts in shown.reasons(flagged)]
+        cells = {"why": why, **cells} if any(why) else cells
         # Flagged rows come first; the others stay empty to keep the list smaller than the data.
         padded = {name: [*values, *[""] * (len(frame) - len(values))] for name, values in cells.items()}
         return write_csv(path, pd.concat([frame, pd.DataFrame(padded)], axis=1) if padded else frame)
