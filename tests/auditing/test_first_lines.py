@@ -131,8 +131,52 @@ def test_the_audit_of_a_part_keeps_a_note_on_the_others():
 
 
 def test_other_words_for_all_rows_are_refused():
-    with pytest.raises(InputError, match='split is "every"; expected train or all'):
+    with pytest.raises(
+        InputError, match='split is "every", and the data have the parts train, test, validation; name one, or all'
+    ):
         read(frame(split=PARTS), None, None, {"split": "every"})
+
+
+@pytest.mark.parametrize("name", ["csv", "parquet", "frame", "hub", "npz", "splits"])
+def test_another_part_is_audited_on_demand(tmp_path, name):
+    data = read(PARTED[name][0](tmp_path), None, None, {"split": "test"})
+    assert len(data) == 12
+    assert data.source.left_out["train"] == 36
+    if "validation" in PARTED[name][1]:
+        assert data.index.tolist() == np.flatnonzero(PARTS == "test").tolist(), "rows of the file"
+    else:
+        with pytest.raises(InputError, match=r'split is "validation", and the data have the parts train, test'):
+            read(PARTED[name][0](tmp_path), None, None, {"split": "validation"})
+
+
+@pytest.mark.parametrize("way", ["csv", "jsonl", "parquet"])
+def test_a_folder_with_a_file_for_each_part(tmp_path, way):
+    shard = "-00000-of-00001" * (way == "parquet")
+    (tmp_path / "data").mkdir()
+    for part, rows in (("train", 36), ("test", 12)):
+        write_table(frame()[:rows], tmp_path / "data" / f"{part}{shard}.{way}")
+    data = read(tmp_path, None, None, {})
+    assert (len(data), data.source.left_out, list(data.others)) == (36, {"test": 12}, ["test"])
+    assert "data" in data.source.path
+    assert len(read(tmp_path, None, None, {"split": "test"})) == 12
+
+
+@pytest.mark.parametrize("name", ["folder", "saved"])
+def test_parts_whose_decisions_could_not_be_written_are_given_alone(tmp_path, name):
+    with pytest.raises(InputError, match=r"decisions about the test part .* give it alone"):
+        read(PARTED[name][0](tmp_path), None, None, {"split": "test"})
+
+
+def test_copies_in_other_parts_are_reported(tmp_path):
+    table = pd.concat([frame(split=PARTS), frame(split=PARTS)], ignore_index=True)
+    table["size"] += np.arange(len(table)) / 1000
+    table.loc[[3, 4], "size"] = table.loc[[0, 1], "size"].to_numpy()
+    for split, rows in (("train", [0, 1]), ("test", [3])):
+        request = AuditRequest(data=str(written(table, tmp_path, "csv")), options={"split": split})
+        found, _ = run_audit(request, audit, out=tmp_path / split)
+        leaks = found.found_issues.query("issue == 'test_duplicate'")
+        assert leaks["index"].tolist() == rows
+        assert leaks["detail"].str.contains("part").all()
 
 
 # Missing labels ---------------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ from sklearn.metrics import average_precision_score
 
 from compensate.auditing.api import audit
 from compensate.auditing.features import make_views
-from compensate.auditing.noise_model import second_opinion
-from compensate.auditing.opinions import SURE, described, opinion_of, read_descriptions
+from compensate.auditing.opinions import SURE, described, opinion_of, read_descriptions, second_opinion
 from compensate.data import Dataset
 from compensate.errors import InputError
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 from compensate import files
 from compensate.auditing.source import read as audited
+from compensate.auditing.write_back import open_labels
 from compensate.data import (
     UNLABELED,
     from_hub,
@@ -450,3 +451,50 @@ def test_lists_beside_columns_that_could_be_the_label_do_not_stop_the_reader(tmp
     path.write_text("\n".join(map(json.dumps, rows)))
     with pytest.warns(UserWarning, match="notes"), pytest.raises(InputError, match="could be any of 3 columns"):
         audited(path, None, None, {})
+
+
+# JSON lists and exports of annotation tools
+def label_studio(text, labels, **more):
+    chosen = lambda label: [{"from_name": "queue", "type": "choices", "value": {"choices": label}}]  # noqa: E731
+    done = [{"completed_by": k + 1, "was_cancelled": False, "result": chosen([x])} for k, x in enumerate(labels)]
+    return {"id": 1, "data": {"text": text, **more}, "annotations": done, "predictions": []}
+
+
+def argilla(text, labels):
+    said = [{"value": x, "status": "submitted", "user_id": f"u{k}"} for k, x in enumerate(labels)]
+    return {"id": text, "fields": {"text": text}, "responses": {"label": said}, "suggestions": {}, "metadata": {}}
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    ("make", "column"),
+    [(lambda t, x: {"text": t, "label": x[0]}, "label"), (label_studio, "queue label"), (argilla, "label")],
+)
+def test_lists_and_exports_are_tables_and_only_labels_change(tmp_path, make, column, indent):
+    rows = [make(f"text {i}", ["ab"[i % 2]]) for i in range(6)]
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows, indent=indent))
+    frame = read_frame(path)
+    assert frame["text"].tolist() == [f"text {i}" for i in range(6)]
+    assert frame[column].tolist() == list("ababab")
+    for new in ({1: "c"}, {1: "c", 0: None}, {0: None, 1: None, 3: None, 5: None}, dict.fromkeys(range(6))):
+        open_labels(path, column).write(tmp_path / "new.json", new)
+        kept = [make(f"text {i}", [new.get(i) or "ab"[i % 2]]) for i in range(6) if new.get(i, "") is not None]
+        assert json.loads((tmp_path / "new.json").read_text()) == kept
+
+
+def test_several_annotators_and_suggestions_of_an_export_are_columns(tmp_path):
+    path = tmp_path / "rows.json"
+    tasks = [label_studio("one", ["a", "b"], channel="web"), label_studio("two", ["b"])]
+    tasks[1]["predictions"] = [{"score": 0.7, "result": tasks[1]["annotations"][0]["result"]}]
+    tasks[1]["annotations"].append({"completed_by": 2, "was_cancelled": True, "result": []})
+    path.write_text(json.dumps(tasks))
+    one, two = read_frame(path).astype(object).where(lambda f: f.notna(), None).to_dict("records")
+    said = {"text": "one", "channel": "web", "queue annotator 1": "a", "queue annotator 2": "b"}
+    assert one == said | dict.fromkeys(("queue label model", "queue label model confidence"))
+    assert (two["queue annotator 1"], two["queue annotator 2"]) == ("b", None), "a cancelled annotation is none"
+    assert (two["queue label model"], two["queue label model confidence"]) == ("b", 0.7)
+    for text in ('[{"a": 1}, 2]', '[{"a": 1}', '{"a": [', "[1]"):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"cannot be read: .* Expected one JSON object on each line, or a list"):
+            read_frame(path)

@@ -282,7 +282,7 @@ def _positions(
     lines: Sequence[tuple[int, int | None]] = ()
     if path.is_dir() and data.ids is not None:
         names = [str(Path(data.source.folder or path) / str(name)) for name in data.ids]
-    elif kind in LINES and path.is_file():
+    elif kind in LINES and kind != ".json" and path.is_file():
         content = read_bytes(path, lines=True).splitlines()
         lines = [(number, None) for number, line in enumerate(content, 1) if line.strip()]
     elif is_table(path) and kind in (".csv", ".tsv"):

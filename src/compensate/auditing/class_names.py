@@ -7,13 +7,14 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import logit, logsumexp
 
 from compensate.data.dataset import Floats, Ints
 
 MIN_LETTERS = 5
 """Shortest word in which one changed letter counts as a typing error: "cat" and "car" are two classes."""
 
+EXISTS = 0.5  # prior probability that a class with a single row exists
 EXCLUDED = -30.0  # log probability of a class that must not be suggested
 # Separators between letters carry no meaning; a sign at either end ("A-", "-1", "c++") or between digits may.
 _LETTER = r"[^\W\d_]"
@@ -115,3 +116,25 @@ def _canonical(name: str) -> str | None:
 
 def _words(name: str) -> list[str]:
     return re.split(r"[\s_-]+", _plain(name))
+
+
+def judge_lone(
+    log_q: Floats, labels: Ints, classes: Sequence[str], learned: Ints, sharpness: float
+) -> tuple[Floats, Ints]:
+    """(N,) the log odds that labels of single-row classes are wrong, and the likeliest other class.
+
+    Args:
+        log_q: (N, C) pooled log probabilities.
+        labels: (N,) the class of each row.
+        classes: (C,) their names.
+        learned: the classes with more rows.
+        sharpness: of the noise model.
+    """
+    u = sharpness * log_q[:, learned]
+    q = np.exp(u - u.max(1, keepdims=True))
+    other = np.array([[not same_name(classes[own], classes[c]) for c in learned] for own in labels]).reshape(q.shape)
+    sure = (q * other).max(1) / q.sum(1)
+    suggested = learned[np.where(other, q, -1.0).argmax(1)]
+    near = [near_names(classes[own], classes[other]) for own, other in zip(labels, suggested, strict=True)]
+    p = np.where(near, 1 - EXISTS * (1 - sure), EXISTS * sure)
+    return logit(np.clip(p, 1e-12, 1 - 1e-9)), suggested

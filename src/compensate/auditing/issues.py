@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.auditing.class_names import near_pairs
+from compensate.auditing.class_names import near_pairs, spellings
 from compensate.auditing.duplicates import Near, find_pairs, nearest_rows, partners, shared_with, shrunk, texts_of
 from compensate.auditing.linear import Mask
 from compensate.data.columns import Column, numbers
@@ -78,13 +78,8 @@ KINDS: dict[str, IssueKind] = {
 }  # fmt: skip
 """All kinds, the most important first."""
 
-USELESS = (
-    "identical_responses",
-    "duplicate",
-    "empty_text",
-    "empty_row",
-    "blank_image",
-)  # rows that are usually dropped
+# Rows that are usually dropped.
+USELESS = ("identical_responses", "duplicate", "empty_text", "empty_row", "blank_image")
 
 
 def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
@@ -92,7 +87,7 @@ def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
 
     Args:
         audit: an audit with its data.
-        test: a test set of the same kind; rows that are in both are reported.
+        test: a test set of the same kind; rows that are in both are reported. By default the other parts of the data.
     """
     data = audit.data
     if data is None:
@@ -129,9 +124,10 @@ def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
         detail = f"{described} to {row_name(audit, other)}, labeled {labels[other]}"
         issue = "conflicting_duplicate" if differ else "duplicate"
         add(issue, row, similarity, detail, int(audit.index[other]))
-    for row, other, similarity in () if test is None else shared_with(data, test, kind):
-        assert test is not None
-        add("test_duplicate", row, similarity, f"{row_name(test, other)} of the test set", int(test.index[other]))
+    others = {f"{name} part": part for name, part in data.others.items()} if test is None else {"test set": test}
+    for name, part in others.items():
+        for row, other, similarity in shared_with(data, part, kind):
+            add("test_duplicate", row, similarity, f"{row_name(part, other)} of the {name}", int(part.index[other]))
     findings = [*outliers(audit.vectors, near)]
     if kind == "text":
         findings += odd_texts(texts_of(data))
@@ -202,7 +198,9 @@ def issue_rows(audit: Audit, kind: str) -> list[int]:
     """The rows of the source that a kind of issue is about: all copies of a row but one, the rows of a rare class, or the listed rows."""
     issues = audit.found_issues
     if issues is None:
-        raise InputError("the issues of this run were not searched for; audit the data again without --only labels.")
+        raise InputError(
+            "this run lists no issues (--only labels, or several labels a row); name rows by their numbers."
+        )
     found = issues[issues["issue"] == kind]
     if kind == "duplicate":
         return copies(issues)
@@ -231,11 +229,10 @@ def summary(issues: pd.DataFrame) -> str:
     return "; ".join(parts)
 
 
-def next_step(issues: pd.DataFrame, run: str) -> str:
+def next_step(issues: pd.DataFrame, classes: Sequence[str], run: str) -> str:
     """The command that drops useless rows and merges spellings, if there are any."""
-    kinds = list(dict.fromkeys(issues["issue"]))
-    drops = ",".join(kind for kind in kinds if kind in USELESS)
-    options = f" --drop {drops}" * bool(drops) + " --merge OLD=NEW" * ("alike_classes" in kinds)
+    drops = ",".join(kind for kind in dict.fromkeys(issues["issue"]) if kind in USELESS)
+    options = f" --drop {drops}" * bool(drops) + " --merge spellings" * bool(spellings(classes))
     return f"the view Issues of the page{f'; or compensate apply {run}{options}' if options else ''}"
 
 

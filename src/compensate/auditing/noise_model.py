@@ -30,7 +30,7 @@ Reference: Northcutt, Jiang and Chuang, Confident Learning, 2021, for errors by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -40,7 +40,6 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 
-from compensate.auditing.class_names import near_names, same_name
 from compensate.auditing.execution import LOCAL, Execution
 from compensate.data.dataset import Estimate, Floats, Ints, Singles
 
@@ -76,13 +75,7 @@ against labels that the model was very sure of. Chosen with `SHIFT_SPREAD`."""
 
 SHIFTS = np.linspace(-25, 25, 1001)  # grid of shifts; log odds lie between its ends
 PORTION = 16_384  # rows whose likelihoods are computed at once: intermediate arrays fit the processor's cache
-EXISTS = 0.5  # prior probability that a class with a single row exists
 SMALLEST = 1e-12
-
-NOTE = (
-    "A label that occurs once cannot be contradicted by others. Such rows are listed with the likeliest other class, and flagged only if "
-    "that has nearly the same name: {}."
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,25 +217,6 @@ def pooled(weights: Floats, log_p: Iterable[NDArray[np.floating]]) -> Floats:
         total: Any = sum(w * _by_class(value[rows]) for w, value in used)
         found[rows] = normalized(total)
     return found
-
-
-def second_opinion(log_q: Floats, opinion: Floats, labels: Ints) -> tuple[Floats, float]:
-    """(N, C) predictions multiplied by an opinion that was made without the labels, and the weight of the opinion.
-
-    Learners that saw the labels predict their systematic errors too, so a log loss would give the opinion hardly any weight. Its weight is
-    the square of the information about the given labels that it has by itself, as a share of that of the learners: about zero for a poor
-    opinion. Without the square, bare class names cost .016 of average precision on SST-2.
-
-    >>> log_q = np.log([[0.9, 0.1], [0.1, 0.9]])
-    >>> second_opinion(log_q, log_q, np.array([0, 1]))[1], second_opinion(log_q, log_q[::-1], np.array([0, 1]))[1]
-    (1.0, 0.0)
-    """
-    rows = np.flatnonzero(labels >= 0)
-    frequency = np.bincount(labels[rows], minlength=log_q.shape[1]) / len(rows)
-    by_chance = np.log(frequency[labels[rows]]).mean()
-    known, own = (float(one[rows, labels[rows]].mean() - by_chance) for one in (log_q, opinion))
-    weight = float(np.clip(own / max(known, SMALLEST), 0, 1)) ** 2
-    return normalized(log_q + weight * opinion), weight
 
 
 def shares(weights: Mapping[str, float]) -> dict[str, float]:
@@ -503,25 +477,3 @@ def _log_sum(u: Floats) -> Floats:
 def _by_class(values: NDArray[np.floating]) -> Floats:
     """(N, C) in 64 bits and Fortran order, in which sums over few classes are sums of long arrays."""
     return np.asarray(values, np.float64, order="F")
-
-
-def judge_lone(
-    log_q: Floats, labels: Ints, classes: Sequence[str], learned: Ints, sharpness: float
-) -> tuple[Floats, Ints]:
-    """(N,) the log odds that labels of single-row classes are wrong, and the likeliest other class.
-
-    Args:
-        log_q: (N, C) pooled log probabilities.
-        labels: (N,) the class of each row.
-        classes: (C,) their names.
-        learned: the classes with more rows.
-        sharpness: of the noise model.
-    """
-    u = sharpness * log_q[:, learned]
-    q = np.exp(u - u.max(1, keepdims=True))
-    other = np.array([[not same_name(classes[own], classes[c]) for c in learned] for own in labels]).reshape(q.shape)
-    sure = (q * other).max(1) / q.sum(1)
-    suggested = learned[np.where(other, q, -1.0).argmax(1)]
-    near = [near_names(classes[own], classes[other]) for own, other in zip(labels, suggested, strict=True)]
-    p = np.where(near, 1 - EXISTS * (1 - sure), EXISTS * sure)
-    return logit(np.clip(p, SMALLEST, 1 - 1e-9)), suggested

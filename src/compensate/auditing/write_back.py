@@ -30,7 +30,7 @@ from compensate.auditing.content import digest_frame, digest_images, list_images
 from compensate.data.excel import SUFFIXES as EXCEL
 from compensate.data.excel import read_sheet
 from compensate.data.folder import relative
-from compensate.data.jsonl import objects
+from compensate.data.jsonl import objects, records
 from compensate.data.label_column import choose_label, choose_text
 from compensate.data.label_files import read_labels
 from compensate.data.labels import is_missing, label_name
@@ -265,12 +265,23 @@ class TextEditor:
         if not rows:
             return
         if self.lines:
-            starts = [match.start() for match in re.finditer(r"^.*\S.*$", self.text, re.MULTILINE)]
+            found = [span for _, span in records(self.text, self.path)]
+            if self.text.lstrip()[:1] == "[":
+                self.drop_items(found, set(rows))
+                return
+            starts = [start for start, _ in found]
         else:
             starts = [span[0] for span in self.spans(frame, str(frame.columns[0])) if span is not None]
         if len(starts) != len(frame):
             raise InputError(f"the rows of {self.path} cannot be told apart safely: check its line ends.")
         self.drop_parts(starts, rows)
+
+    def drop_items(self, spans: Sequence[Span], gone: set[int]) -> None:
+        """Removes some items of a list, each with one comma."""
+        first = min(set(range(len(spans))) - gone, default=len(spans))
+        for k in gone:
+            start = spans[k - 1][1] if k > first else spans[k][0]
+            self.replace((start, spans[k][1] if k > first or k + 1 == len(spans) else spans[k + 1][0]), "")
 
     def drop_parts(self, starts: Sequence[int], parts: Iterable[int]) -> None:
         """Removes some of the parts that begin at these characters; edits within them are void."""

@@ -16,6 +16,7 @@ from rich.prompt import Confirm, Prompt
 from rich.table import Table
 from rich.text import Text
 
+from compensate.auditing.actions import wrong_units
 from compensate.auditing.api import audit as judge
 from compensate.auditing.class_names import spellings
 from compensate.auditing.content import sample_content
@@ -24,9 +25,21 @@ from compensate.auditing.labels import labels_of
 from compensate.auditing.page import command
 from compensate.auditing.request import AuditRequest, ReviewedRun, is_main_process, run_audit
 from compensate.auditing.result import Audit
+from compensate.auditing.sampling import describe_looks
 from compensate.auditing.source import labeled, left_out
 from compensate.cli import options as o
-from compensate.cli.terminal import bar, clock, console, plain_table, print_json, quoted, say, short, stage_progress
+from compensate.cli.terminal import (
+    bar,
+    clock,
+    console,
+    plain_table,
+    plural,
+    print_json,
+    quoted,
+    say,
+    short,
+    stage_progress,
+)
 from compensate.data.dataset import Dataset
 from compensate.data.label_column import UnclearLabel
 from compensate.data.labels import NOT_APPLICABLE
@@ -116,10 +129,11 @@ def print_summary(found: Audit, folder: Path) -> None:
     """Prints the share of wrong labels, the most suspect ones, and the next commands."""
     rate, flagged = found.noise_rate, int(found.mask.sum())
     what = "values" if found.regression else "labels"
-    by_chance = bool(found.provenance.by_chance)
+    by_chance, looks = bool(found.provenance.by_chance), found.provenance.looks
     said = f"about {rate.value:.1%} of the {what} look wrong (90% interval: {rate.low:.1%} to {rate.high:.1%})"
-    say(f"the {what} cannot be judged: see the note above" if by_chance else said)
-    if not by_chance and rate.low <= 0 and rate.high > max(WIDE, 2 * rate.value):
+    said = said if looks is None else describe_looks(looks)
+    say(f"the {what} cannot be judged: see the note above" if by_chance and looks is None else said)
+    if not by_chance and looks is None and rate.low <= 0 and rate.high > max(WIDE, 2 * rate.value):
         wide = f"the interval is wide: wrong {what} and unusual rows look alike to the models"
         console.print(wide, style="dim")
     if not by_chance:
@@ -142,18 +156,22 @@ def print_summary(found: Audit, folder: Path) -> None:
             f"{since['confirmed']:,} confirmed); new suspects: {len(since['new']):,}, no longer suspect: {len(since['gone']):,}"
         )
     page, listed, issues = folder / "report.html", folder / "suspects.csv", found.found_issues
+    apply = f"compensate apply {quoted(folder)}"
+    slipped, fill = (len(wrong_units(found)), "") if found.regression else (0, f"; to fill them in: {apply} --fill 0.9")
     lines = {
         "review them": f"compensate review {quoted(folder)}      or open {page}; list: {listed}",
         "all rows": f"{folder / 'suspects'}/*.parquet" if found.listed is not None else "",
-        "predicted": str(folder / "predictions.csv") if len(found.predicted) else "",
+        "predicted": f"{folder / 'predictions.csv'}{fill}" if len(found.predicted) else "",
         "also found": f"{summary(issues)}: {folder / 'issues.csv'}" if issues is not None and len(issues) else "",
-        "act on that": next_step(issues, quoted(folder)) if issues is not None and len(issues) else "",
-        "then": f"compensate apply {quoted(folder)}" if command(found) else "",
+        "act on that": next_step(issues, found.classes, quoted(folder)) if issues is not None and len(issues) else "",
+        "wrong units": f"{plural(slipped, 'value')}, by a factor of 10, 100 or 1,000: {apply} --units"
+        if slipped
+        else "",
+        "then": apply if command(found) else "",
     }
     for name, line in lines.items():
-        if line and (
-            name in ("also found", "act on that") or not by_chance
-        ):  # there is nothing to do with labels at chance
+        # There is nothing to do with labels at chance.
+        if line and (name in ("also found", "act on that") or not by_chance):
             say(f"{name + ':':<13} {line}", wrap=False)
 
 
@@ -219,7 +237,7 @@ def audit(
     data: Annotated[
         str | None,
         o.argument(
-            "A .csv, .tsv, .jsonl, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
+            "A .csv, .tsv, .jsonl, .json, .xlsx, .parquet, .npy, .npz or .conll file, a folder of images or of Parquet files, "
             "a quoted pattern such as `'data/*.parquet'` or `'s3://bucket/data/*.parquet'`, or a named data set."
         ),
     ] = None,
@@ -240,7 +258,7 @@ def audit(
     )] = None,
     finetune: Annotated[bool, o.option("Train the encoder too, with a linear head on the labels; for texts and images.", "--finetune")] = False,
     crossfit: Annotated[bool, o.option("Train the network once per fold, and pool it with the other learners.", "--crossfit")] = False,
-    split: Annotated[str | None, o.option("Rows of a table with a column `split`: train, or all [default: train].")] = None,
+    split: Annotated[str | None, o.option("Rows of a table with a column `split`: train, test, validation or all [default: train].")] = None,
     missing: Annotated[str | None, o.option("Cells that stand for a missing label, e.g. NA,unknown [default: NA, N/A, nan, null and empty cells].")] = None,
     merge_alike: Annotated[bool, o.option("Take labels that differ only in case, spacing or Unicode form for one class.", "--merge-alike")] = False,
     only: Annotated[str | None, o.option("What to look for: labels leaves out duplicates, outliers and other issues [default: all].")] = None,

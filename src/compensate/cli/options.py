@@ -17,6 +17,7 @@ import typer
 from compensate.cli.terminal import MAX_NAMES, messages_to_stderr, say, short
 from compensate.data.columns import text_columns
 from compensate.data.dataset import Source
+from compensate.data.load import HUB_NAME
 from compensate.errors import InputError, check
 from compensate.files import content_digest, is_address
 
@@ -167,6 +168,7 @@ def check_path(*paths: str | Path | None) -> None:
     """Refuses a path that does not exist."""
     for path in (p for p in paths if p is not None and not is_address(p)):
         named = isinstance(path, str) and not Path(path).suffix and len(Path(path).parts) == 1
+        named = named or (isinstance(path, str) and bool(HUB_NAME.fullmatch(path)) and not Path(path).parent.exists())
         if not named and not Path(path).expanduser().exists() and not glob(str(path)):
             raise InputError(f"{path} does not exist; check the path.")
 

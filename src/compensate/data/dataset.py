@@ -152,6 +152,7 @@ class Dataset:
         raw: the rows of the source (texts, table rows, paths) to show to people, if they differ from ``x``.
         rows: the number of rows of the source; ``index < rows``.
         source: where the samples came from and how they were read.
+        others: the other parts of the source by name, such as the test part, in which copies of the samples are looked for.
         parts: the labels of samples with several: label sets, token tags or masks. ``target`` then only groups the samples.
 
     >>> data = Dataset(np.eye(4), np.array([0, 1, 0, 1]), ("cat", "dog"))
@@ -168,6 +169,7 @@ class Dataset:
     rows: int = -1
     source: Source = field(default_factory=lambda: Source())
     parts: Any = None
+    others: Mapping[str, Dataset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.index):
@@ -263,3 +265,13 @@ class Splits:
     train: Dataset
     test: Dataset | None = None
     validation: Dataset | None = None
+
+    def part(self, name: str = "train") -> Dataset:
+        """A part, with the others and the number of their rows."""
+        parts = {n: part for n in ("train", *OTHERS) if (part := getattr(self, n)) is not None}
+        if name not in parts:
+            raise InputError(f'split is "{name}", and the data have the parts {", ".join(parts)}; name one, or all.')
+        chosen = parts.pop(name)
+        source = chosen.source
+        left_out = source.left_out if name == "train" and source.left_out else {n: len(p) for n, p in parts.items()}
+        return replace(chosen, others=parts, source=replace(source, left_out=left_out))

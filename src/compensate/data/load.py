@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from compensate.errors import InputError, nearest
 from compensate.extras import require
 from compensate.files import check_width, is_address, readable_as
 
+HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # the owner and the name of a data set of the Hugging Face hub
 IMAGE_SIDE = 160  # side in pixels to which images of different sizes are resized; the image encoder uses it too
 
 
@@ -59,7 +61,8 @@ def load(
     """A data set by its name, its path, or itself.
 
     Args:
-        data: a name (digits; in a checkout with `experiments.data` also public sets such as cifar10); a file (.csv, .tsv, .jsonl, .xlsx,
+        data: a name (digits; in a checkout with `experiments.data` also public sets such as cifar10); ``owner/name`` of
+            the Hugging Face hub; a file (.csv, .tsv, .jsonl, .json, .xlsx,
             .parquet, .npz, .npy), a folder or pattern of Parquet files, a folder of images, or a saved Hugging Face data set; a table
             of any library with the Arrow interface; a Hugging Face data set; a `Dataset` or `Splits`.
         data_dir: folder of named data sets; see `data_folder`.
@@ -108,6 +111,10 @@ def _find_reader(data: Any, data_dir: str | Path | None) -> tuple[Any, Reader]:
             f"interface), a Hugging Face data set, or arrays through compensate.data.from_arrays(x, y).{hint}"
         )
     path = Path(data).expanduser()
+    if not path.exists() and HUB_NAME.fullmatch(str(data)) and not path.parent.exists():
+        datasets = require("datasets", f"{path} does not exist; reading it as a data set of the Hugging Face hub", "hf")
+        with readable_as(f'the data set "{data}" of the hub', "readable", "Check the name and the connection"):
+            return datasets.load_dataset(str(data)), from_hub  # nosec B615: data of the named set; no code is run
     if not path.exists() and not is_pattern(path):
         checkout = "" if len(NAMED) > 1 else f" (a checkout reads public data sets such as cifar10: {CHECKOUT})"
         hint = nearest(str(path), NAMED) + checkout
@@ -124,7 +131,7 @@ def _find_reader(data: Any, data_dir: str | Path | None) -> tuple[Any, Reader]:
         if detects(path):
             return path, reader
     raise InputError(
-        f"{path} is not in a known format; expected a .csv, .tsv, .jsonl, .xlsx, .parquet, .npz or .npy file (for an audit also .conll), a "
+        f"{path} is not in a known format; expected a .csv, .tsv, .jsonl, .json, .xlsx, .parquet, .npz or .npy file (for an audit also .conll), a "
         "folder of images (one folder a class, or with a labels.csv or metadata.csv), of Parquet files or of a saved Hugging Face "
         f"data set. The folders and archives of CIFAR, MNIST, SST-2 and IMDB are read in a checkout: {CHECKOUT}."
     )
@@ -152,6 +159,26 @@ def is_hub(data: Any) -> bool:
 def is_saved(path: Path) -> bool:
     """Whether a folder was written by ``save_to_disk``."""
     return path.is_dir() and ((path / "dataset_dict.json").is_file() or (path / "state.json").is_file())
+
+
+def part_files(path: Path) -> dict[str, Path]:
+    """The file or pattern of each part in a folder of tables such as ``train.csv`` and ``test.csv``; empty for other folders.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"):
+    ...     (folder / name).touch()
+    >>> {part: file.name for part, file in part_files(folder).items()}
+    {'test': 'test-*.parquet', 'train': 'train-*.parquet'}
+    """
+    found: dict[str, Path] = {}
+    folder = path / "data" if (path / "data").is_dir() else path
+    for file in sorted(p for p in folder.glob("*") if path.is_dir() and is_table(p)):
+        name, shard, _ = file.name.partition("-")
+        part = PARTS.get((name if shard else file.name.partition(".")[0]).lower())
+        if part is not None:
+            found.setdefault(part, file.with_name(f"{name}-*{file.suffix}") if shard else file)
+    return found if "train" in found else {}
 
 
 def open_saved(path: str | Path) -> Any:

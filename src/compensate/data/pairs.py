@@ -99,6 +99,8 @@ def table_names(data: Any) -> list[str]:
         return []
     with opened(path) as file:
         line = file.readline(1 << 24).decode("utf-8", "replace").lstrip("\ufeff")
+        if tables.table_format(path) == ".json":  # a list of objects may take several lines
+            line += file.read(1 << 16).decode("utf-8", "replace")
     if tables.table_format(path) in tables.LINES:
         return re.findall(r'"([^"\\]{1,40})"\s*:', line)
     return [cell.strip('" \r\n') for cell in re.split(r"[,;\t|]", line)]

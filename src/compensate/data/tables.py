@@ -1,4 +1,4 @@
-"""Samples from a table: CSV, TSV, JSONL, Excel or Parquet files, or a data frame."""
+"""Samples from a table: CSV, TSV, JSON, Excel or Parquet files, or a data frame."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from compensate.files import check_size, check_width, read_text
 PROBED_CELLS = 20  # cells of a column that must be embeddings before all of them are read
 MIN_HEADER_ROWS = 5  # rows from which it is checked whether the first line holds names
 TEXTS = (".csv", ".tsv")
-LINES = (".jsonl", ".ndjson")
+LINES = (".jsonl", ".ndjson", ".json")
 SUFFIXES = (*TEXTS, *LINES, *EXCEL, *PARQUET)  # suffixes of table files; text files may be compressed
 Roles = tuple[Column, ...]
 # Reads a table whose rows have several labels: called with the frame, its name, the `LabelChoice` and options of `from_frame`
@@ -144,7 +144,7 @@ def read_table(
     r"""Samples from a table file: texts if it has a text column, else features from its numbers and categories.
 
     Args:
-        path: a .csv, .tsv, .jsonl (these perhaps compressed), .xlsx or .parquet file, or a folder or pattern of Parquet files.
+        path: a .csv, .tsv, .jsonl, .json (these perhaps compressed), .xlsx or .parquet file, or a folder or pattern of Parquet files.
         label: the label column; see `from_frame`, which has further options.
         encoding, delimiter: of the file; by default UTF-8 and the delimiter of the first line.
 
@@ -189,7 +189,7 @@ def from_frame(
         ignore: columns to leave out.
         columns: the only columns to use, next to the text. By default all but identifiers and columns with one value. ``""``: none.
         embedding: the column of embeddings, which replace all other features; by default the only column of lists of numbers.
-        split: ``"all"`` keeps all rows together and ignores a column ``split``.
+        split: ``"all"`` keeps all rows together; by default a column ``split`` divides them.
         missing: cells of the label column that stand for a missing label; by default see `missing_labels`.
         classes: the class names, if the label column does not hold them all.
         like: a part of the same data that was read before: its columns, classes and features are used.
@@ -202,8 +202,8 @@ def from_frame(
     if like is not None:
         label, text, classes = like.source.label, like.source.text or "", like.classes or None
         task = "regression" if like.regression else task
-    if split not in (None, "train", "all"):
-        raise InputError(f'split is "{split}"; expected train or all.')
+    if split not in (None, "all", *PARTS.values()):
+        raise InputError(f'split is "{split}"; expected train, test, validation or all.')
     if not len(frame):
         raise InputError(f"{where} has no rows.")
     check_width(frame.shape[1], where)
