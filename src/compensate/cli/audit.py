@@ -25,6 +25,7 @@ from compensate.auditing.labels import labels_of
 from compensate.auditing.page import command
 from compensate.auditing.request import AuditRequest, ReviewedRun, is_main_process, run_audit
 from compensate.auditing.result import Audit
+from compensate.auditing.sampling import describe_looks
 from compensate.auditing.source import labeled, left_out
 from compensate.cli import options as o
 from compensate.cli.terminal import (
@@ -128,10 +129,11 @@ def print_summary(found: Audit, folder: Path) -> None:
     """Prints the share of wrong labels, the most suspect ones, and the next commands."""
     rate, flagged = found.noise_rate, int(found.mask.sum())
     what = "values" if found.regression else "labels"
-    by_chance = bool(found.provenance.by_chance)
+    by_chance, looks = bool(found.provenance.by_chance), found.provenance.looks
     said = f"about {rate.value:.1%} of the {what} look wrong (90% interval: {rate.low:.1%} to {rate.high:.1%})"
-    say(f"the {what} cannot be judged: see the note above" if by_chance else said)
-    if not by_chance and rate.low <= 0 and rate.high > max(WIDE, 2 * rate.value):
+    said = said if looks is None else describe_looks(looks)
+    say(f"the {what} cannot be judged: see the note above" if by_chance and looks is None else said)
+    if not by_chance and looks is None and rate.low <= 0 and rate.high > max(WIDE, 2 * rate.value):
         wide = f"the interval is wide: wrong {what} and unusual rows look alike to the models"
         console.print(wide, style="dim")
     if not by_chance:

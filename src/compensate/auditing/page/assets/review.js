@@ -249,6 +249,7 @@ function bulk() {
 // Showing
 
 function showItem(said = "") {
+  if (blind) return showLook();
   const r = review;
   const i = current();
   r.desk.hidden = i === null;
@@ -295,7 +296,7 @@ function judgement(i) {
 }
 
 function describe(made) {
-  return { accept: "✓ accepted", reject: "= kept", other: "≠ " + plainText(made.label, 30), skip: "↷ skipped", drop: "✕ dropped", unclear: "~ unclear" }[made.decision];
+  return { accept: "✓ accepted", reject: "= kept", other: "≠ " + plainText(made.label, 30), skip: "↷ skipped", drop: "✕ dropped", unclear: "~ unclear", wrong: "✗ wrong" }[made.decision];
 }
 
 // Of a value: how far it is from the suggested one, in units of the usual error.
