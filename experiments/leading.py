@@ -221,7 +221,7 @@ def markdown(found: Sequence[Column]) -> list[str]:
         f"`{LEADING}` as it comes, test accuracy after the last epoch in percent; differences are paired by seed, with 95 % intervals, bold where they "
         f"exclude zero. Below cross entropy in {len(below)} of {three} columns{': ' + ', '.join(below) if below else ''}. Without wrong labels "
         f"{interval(gained)} points over {count} columns. The best tuned rival is chosen in hindsight. The method was "
-        "developed on one to four other seeds of CIFAR-10, SST-2, AG-News and digits, with the same test samples; an earlier form had been reported on "
+        "developed on one to four other seeds of CIFAR-10, SST-2, AG-News and digits, with the same test samples; two earlier forms had been run on "
         "these seeds."
     )
     return [said, table_lines(rows), table_lines(against)]
