@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,7 @@ def first_minute(python: str, form: str, dist: Path) -> dict[str, object]:
     finally:
         os.chdir(home.parent)
     version = run(here / "python", "-c", "import platform; print(platform.python_version())").strip()
+    shutil.rmtree(home)
     seconds = {"install": installed - begin, "audit of a table": audited - ready, "audit of texts": texts}
     return {"form": form, "python": version, "seconds": {name: round(value, 1) for name, value in seconds.items()}}
 
