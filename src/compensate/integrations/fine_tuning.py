@@ -205,7 +205,7 @@ class Watch(TrainerCallback):
     # --- a batch ----------------------------------------------------------------------------------------------
 
     def places(self, numbers: list[list[int]], samples: list[dict[str, Any]], batch: Mapping[str, Any]) -> Tensor:
-        """The places of the samples of a batch; for texts one of each token, -1 at padding."""
+        """The places of the samples of a batch; for texts one of each token, -1 at padding and at first tokens, which no text precedes."""
         if self.task != "text":
             return torch.tensor([row for (row,) in numbers])
         flat = []
@@ -213,6 +213,7 @@ class Watch(TrainerCallback):
             sizes = sample.get("seq_lengths") or [len(sample["input_ids"])]
             for row, n in zip(rows, sizes, strict=True):
                 flat.append(torch.full((n,), -1) if row < 0 else torch.arange(n) + int(self.starts[row]))
+                flat[-1][:1] = -1
         places = torch.full(batch["input_ids"].shape, -1)
         mask = batch.get("attention_mask")
         if mask is None:
@@ -262,13 +263,14 @@ class Watch(TrainerCallback):
             self.visits.index_add_(0, here, torch.ones(len(here), device=self.visits.device))
         if self.criterion is None:
             return loss
-        plain = F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="sum", ignore_index=-100)
+        plain = F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="none", ignore_index=-100)
         index = places.clamp(min=0)
         index = self._rows(index) if self.per == "sequence" else index
-        compensated = self.criterion.train()(logits.flatten(0, -2), target.flatten(), index.flatten())
+        known = torch.where(kept, target, -100)  # tokens of unknown rows keep their loss
+        compensated = self.criterion.train()(logits.flatten(0, -2), known.flatten(), index.flatten())
         total = loss[0] if isinstance(loss, tuple) else loss
-        scale = total.detach() / plain.detach().clamp(min=torch.finfo(plain.dtype).tiny)  # of the trainer's own mean
-        total = total + scale * (compensated - plain)
+        scale = total.detach() / plain.detach().sum().clamp(min=torch.finfo(plain.dtype).tiny)  # of the trainer's own mean
+        total = total + scale * (compensated - plain[kept.flatten()].sum())
         return (total, *loss[1:]) if isinstance(loss, tuple) else total
 
     def _rows(self, places: Tensor) -> Tensor:
