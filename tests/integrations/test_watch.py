@@ -240,6 +240,8 @@ def test_rows_keep_their_index_through_filters_shuffling_and_accumulation(tmp_pa
         sft(tmp_path / "c", per_device_train_batch_size=2, gradient_accumulation_steps=4, **still)
     )
     np.testing.assert_allclose(accumulated["loss"], plain["loss"], atol=1e-5)
+    padded = [suspects_of(causal(tmp_path / str(n), per_device_train_batch_size=n, **still)) for n in (3, 8)]
+    np.testing.assert_allclose(padded[0]["loss"], padded[1]["loss"], atol=1e-6)  # first tokens after padding do not count
     indexed = suspects_of(sft(tmp_path / "d", texts().add_column("index", [k + 100 for k in range(ROWS)]), **still))
     assert indexed.index.tolist() == [k + 100 for k in range(ROWS)]
     np.testing.assert_allclose(indexed["loss"], plain["loss"], atol=1e-5)
@@ -256,7 +258,7 @@ def test_rows_keep_their_index_through_filters_shuffling_and_accumulation(tmp_pa
 
 
 # Adam takes whole steps along gradients that are rounding errors; TRL trains in 16 bits by default.
-SMOOTH = {"optim": "sgd", "learning_rate": 0.5, "bf16": False, "num_train_epochs": 3}
+SMOOTH = {"optim": "sgd", "learning_rate": 0.2, "bf16": False, "num_train_epochs": 3}
 
 
 def agree(one: pd.DataFrame, other: pd.DataFrame) -> None:
@@ -308,7 +310,7 @@ def in_two(make: Any, folder: Path, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("make", "settings"), [
-    (sft, {}), (dpo, {}), (causal, {}), (reward, {"method": "r3m", "lam": 0.3}), (sft, {"method": "logcomp", "per": "sequence", "lam": 0.3}),
+    (sft, {}), (dpo, {}), (reward, {"method": "r3m", "lam": 0.3}), (sft, {"method": "logcomp", "per": "sequence", "lam": 0.3}),
 ])  # fmt: skip
 def test_two_processes_have_the_suspects_of_one(make: Any, settings: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
