@@ -1,7 +1,8 @@
 """The interface of a kind of label, and code that several kinds share.
 
 A kind states which questions it poses to the judge (`LabelKind.read`, `LabelKind.audit`), how a finding is shown (`LabelKind.show`,
-`LabelKind.address_columns`) and how decisions are written back (`LabelKind.write`). Where a sample has several labels, each has an `Address`;
+`LabelKind.address_columns`), how an annotation tool asks about it (`LabelKind.ask`) and how decisions are written back (`LabelKind.write`).
+Where a sample has several labels, each has an `Address`;
 ``corrections.csv`` and the review page carry it as a text:
 
 - ``label ROW NAME``: whether the row has this label, in a cell of joined labels or a list;
@@ -14,10 +15,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,9 @@ from compensate.auditing.noise_model import Verdict, pool, shares
 from compensate.auditing.write_back import check_output, fixed_name, open_labels
 from compensate.data.dataset import Dataset, Floats, Ints
 from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from compensate.auditing.result import Audit
 
 Reader = Callable[[Any, Any, Mapping[str, Any]], Dataset]  # reads data, labels and options
 SUSPECT = 0.5  # the probability of error from which on neighboring labels with the same suggestion form one suspect
@@ -59,6 +63,24 @@ class Reading(NamedTuple):
     delimiter: str | None = None
 
 
+class Question(NamedTuple):
+    """The labels of a sample as an annotation tool takes them, and the fields of the record by which its decision finds them again."""
+
+    given: Any
+    suggested: Any
+    about: dict[str, Any]
+
+
+class Answered(NamedTuple):
+    """The answer about a label: its number, the given, the new and the suggested one, and its address where a sample has several."""
+
+    number: Any
+    given: str
+    label: str
+    suggested: str
+    part: str = ""
+
+
 class LabelKind:
     """A kind of label; instances hold the labels of some data, and class methods work without data."""
 
@@ -69,6 +91,8 @@ class LabelKind:
     noun: ClassVar[str] = "labels"  # the plural that notes use
     page: ClassVar[str | None] = None  # the kind of the review page; by default it follows the samples
     options: ClassVar[tuple[str, ...]] = ()  # options of its reader that no other reader has
+    # How an annotation tool asks for the labels of a sample: a form of `compensate.auditing.exchange.FORMS`, or empty.
+    answer: ClassVar[str] = "choice"
     # Arguments of an audit that it cannot use, with the error.
     refused: ClassVar[Mapping[str, str]] = {name: SEVERAL.format(name) for name in ("model", "finetune")}
 
@@ -107,6 +131,23 @@ class LabelKind:
     def groups(cls, audit: Findings) -> tuple[tuple[str, ...], Ints]:
         """Names, and (N,) numbers, of the groups that the page counts: by default the classes."""
         return audit.classes, audit.given
+
+    @classmethod
+    def choices(cls, audit: Findings) -> Sequence[str]:
+        """The names that an annotation tool offers: by default the classes."""
+        return audit.classes
+
+    @classmethod
+    def ask(cls, audit: Audit, labels: Sequence[int]) -> Question:
+        """The question about a sample for an annotation tool; `labels` are its labels, the most suspect first."""
+        first = list(labels[:1])
+        (given,), (suggested,) = audit.written(audit.given[first]), audit.names(audit.suggested[first])
+        return Question(given, suggested, {"row": int(audit.index[first[0]]), "given": given})
+
+    @classmethod
+    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[Answered]:
+        """The decisions in the answer to a question, which is empty if it was skipped; `about` has the fields of the question."""
+        yield Answered(about["row"], str(about["given"]), answer, suggested or "")
 
     @classmethod
     def format(cls, address: Address) -> str:
@@ -225,6 +266,16 @@ class NeighboringLabels(LabelKind):
             provenance=provenance_of(verdict, judged.given[judged.kept], judging.seed, judged.weights),
             notes=(*judged.notes, *unused_encoder(judging.encoder, self.units)), **more,
         )  # fmt: skip
+
+
+def loaded(audit: Audit) -> Dataset:
+    """The data of an audit, or an error if it was read from disk without them."""
+    if audit.data is None:
+        raise InputError(
+            f"the data of this audit ({audit.title}) is not loaded; run `audit` again, or load the audit with its data: "
+            "compensate.auditing.request.reopen(folder)."
+        )
+    return audit.data
 
 
 def no_address(text: str) -> InputError:

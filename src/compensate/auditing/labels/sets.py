@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,18 @@ from compensate.auditing.content import Content
 from compensate.auditing.decisions import Correction
 from compensate.auditing.features import Progress
 from compensate.auditing.findings import Address, Findings
-from compensate.auditing.labels.base import Judging, LabelKind, Reader, Reading, check_given, list_items, provenance_of
+from compensate.auditing.labels.base import (
+    Answered,
+    Judging,
+    LabelKind,
+    Question,
+    Reader,
+    Reading,
+    check_given,
+    list_items,
+    loaded,
+    provenance_of,
+)
 from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.linear import LinearFolds
 from compensate.auditing.noise_model import judge, pool, shares
@@ -34,6 +45,9 @@ from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
 from compensate.data.label_column import LabelChoice, choose_label, choose_text, joined_labels
 from compensate.data.labels import is_missing, label_name
 from compensate.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from compensate.auditing.result import Audit
 
 Decided = Sequence[tuple[Correction, Address]]
 STATES = ("absent", "present")  # the classes of the questions
@@ -61,6 +75,7 @@ class LabelSets(LabelKind):
     pattern = re.compile(r"(\d{1,15}) (.*)", re.DOTALL)
     part_columns = (("label", str),)
     options = ("labels_columns",)
+    answer = "choices"
 
     def __post_init__(self) -> None:
         _check_size(len(self.given), len(self.names))
@@ -130,6 +145,29 @@ class LabelSets(LabelKind):
     def groups(cls, audit: Findings) -> tuple[tuple[str, ...], Ints]:
         names = audit.provenance.labels
         return names, audit.index % len(names)
+
+    @classmethod
+    def choices(cls, audit: Findings) -> Sequence[str]:
+        return audit.provenance.labels
+
+    @classmethod
+    def ask(cls, audit: Audit, labels: Sequence[int]) -> Question:
+        """All labels of the row; the record holds the state of each, in their order."""
+        sets, row = loaded(audit).parts, int(audit.rows[labels[0]])
+        states = dict(zip(sets.names, (("", *STATES)[answer + 1] for answer in sets.given[row].tolist()), strict=True))
+        wanted = states | {audit.addresses[i].part: STATES[audit.suggested[i]] for i in labels if audit.mask[i]}
+        given, suggested = ([name for name, state in some.items() if state == STATES[1]] for some in (states, wanted))
+        return Question(given, suggested, {"row": row, "given": json.dumps(states)})
+
+    @classmethod
+    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[Answered]:
+        row, states = int(about["row"]), json.loads(about["given"])
+        for k, (name, given) in enumerate(states.items()):
+            new, likely = (STATES[name in some] for some in (answer, suggested))
+            if isinstance(answer, list) and (
+                given or new == STATES[1]
+            ):  # an unknown label stays so unless it was chosen
+                yield Answered(row * len(states) + k, given, new, likely, cls.format(Address(row, name)))
 
     @classmethod
     def format(cls, address: Address) -> str:

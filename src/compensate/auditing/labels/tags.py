@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -26,7 +26,17 @@ from compensate.auditing.decisions import Correction
 from compensate.auditing.execution import LOCAL, Execution
 from compensate.auditing.features import Progress
 from compensate.auditing.findings import Address, Findings
-from compensate.auditing.labels.base import Judged, NeighboringLabels, Reader, Reading, check_given, list_items
+from compensate.auditing.labels.base import (
+    Answered,
+    Judged,
+    NeighboringLabels,
+    Question,
+    Reader,
+    Reading,
+    check_given,
+    list_items,
+    loaded,
+)
 from compensate.auditing.learners import View, assign_folds, content_keys
 from compensate.auditing.noise_model import judge
 from compensate.auditing.write_back import TextEditor
@@ -35,6 +45,9 @@ from compensate.data.jsonl import objects
 from compensate.data.tables import LINES, table_format
 from compensate.errors import InputError
 from compensate.files import check_size, decode, read_bytes, read_lines
+
+if TYPE_CHECKING:
+    from compensate.auditing.result import Audit
 
 SUFFIXES = (".conll", ".conll2003", ".conll03", ".iob", ".iob2", ".bio", ".bioes")  # of files with a token a line
 WORD_KEYS, TAG_KEYS = ("tokens", "words"), ("tags", "ner_tags", "labels", "pos_tags", "pos")  # of lists in JSONL
@@ -66,6 +79,7 @@ class TokenTags(NeighboringLabels):
     pattern = re.compile(r"(\d{1,15}) (\d{1,6})")
     noun = "tags"
     units = "tokens"
+    answer = "spans"
     part_columns = (("token", attrgetter("start")), ("tokens", len))
 
     @cached_property
@@ -172,6 +186,43 @@ class TokenTags(NeighboringLabels):
         return replace(content, text=None, tokens=tokens, marked=(part.start - start, part.stop - start))
 
     @classmethod
+    def choices(cls, audit: Findings) -> Sequence[str]:
+        return [name for name in audit.classes if name != OUTSIDE]
+
+    @classmethod
+    def ask(cls, audit: Audit, labels: Sequence[int]) -> Question:
+        """The entities of the sentence as spans of its text; the record holds each word with its type."""
+        tags, row = loaded(audit).parts, int(audit.rows[labels[0]])
+        sentence, start = tags.sentences[row], int(np.searchsorted(tags.sentence_of, row))
+        words, split = [token.word for token in sentence], [split_tag(token.tag) for token in sentence]
+        types = [kind for _, kind in split]
+        wanted = list(types)
+        for i in labels:
+            part = audit.addresses[i].part
+            if audit.mask[i]:
+                wanted[part.start - start : part.stop - start] = [audit.classes[audit.suggested[i]]] * len(part)
+        begins = [prefix in BEGINNINGS for prefix, _ in split]
+        about = {"row": row, "given": json.dumps([*zip(words, types, strict=True)])}
+        about["part"] = cls.format(Address(row, range(start, start + len(sentence))))
+        return Question(spans_of(words, types, begins), spans_of(words, wanted, begins), about)
+
+    @classmethod
+    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[Answered]:
+        """Neighboring tokens with the same given and new type are one decision; without a change, one keeps the first of them."""
+        at, tokens = 0, []
+        for word, given in json.loads(about["given"]) if isinstance(answer, list) else ():
+            here = [[name for i, j, name in some if i < at + len(word) and at < j] for some in (answer, suggested)]
+            new, likely = (names[0] if names else OUTSIDE for names in here)
+            tokens.append((given, new, likely))
+            at += len(word) + 1
+        runs, first = [], cls.parse(about["part"]).part.start
+        for (given, label, likely), same in groupby(tokens):
+            part = range(first, first + len([*same]))
+            runs.append(Answered(first, given, label, likely, cls.format(Address(-1, part))))
+            first = part.stop
+        return [run for run in runs if run.label != run.given] or runs[:1]
+
+    @classmethod
     def format(cls, address: Address) -> str:
         return f"{cls.form} {address.part.start} {len(address.part)}"
 
@@ -218,6 +269,22 @@ class TokenTags(NeighboringLabels):
         editor.drop_parts(starts, {int(np.searchsorted(firsts, first, "right")) - 1 for first in dropped})
         editor.write(out)
         return len(tokens)
+
+
+def spans_of(words: Sequence[str], types: Sequence[str], begins: Sequence[bool]) -> list[tuple[int, int, str]]:
+    """Start, end and type of the entities in the text of these words, joined by blanks.
+
+    >>> spans_of(["in", "New", "York"], ["O", "place", "place"], [False, True, False])
+    [(3, 11, 'place')]
+    """
+    spans: list[tuple[int, int, str]] = []
+    at, before = 0, OUTSIDE
+    for word, kind, first in zip(words, types, begins, strict=True):
+        if kind != OUTSIDE:
+            joins = kind == before and not first
+            spans.append((spans.pop()[0] if joins else at, at + len(word), kind))
+        at, before = at + len(word) + 1, kind
+    return spans
 
 
 def split_tag(tag: str) -> tuple[str, str]:
