@@ -31,7 +31,6 @@ AGENT = "compensate"  # the name of the model in suggestions
 GIVEN = "given"  # the id of an annotation that holds the given label; it is not a decision
 SKIPPED = ""  # the answer to a question that a person skipped
 TAG = "possible_label_error"
-SIDES = ("first", "second")  # the fields of the responses of a pair
 TOOLS = ("label-studio", "fiftyone", "argilla", "cleanlab")
 
 SUFFIXES = (".json", ".jsonl")  # endings of the exports that `read_decisions` reads
@@ -135,8 +134,8 @@ def label_studio_config(audit: Audit) -> str:
     """The labeling interface of a project for these tasks. Pairs are shown side by side; choices say what ``Pairwise`` cannot: tie and drop."""
     field = _field(audit)
     shown = '<Image name="image" value="$image"/>' if field == "image" else '<Text name="text" value="$text"/>'
-    if audit.label_kind.page == "pair":
-        sides = "".join(f'<Text name="{side}" value="${side}"/>' for side in SIDES)
+    if audit.label_kind.sides:
+        sides = "".join(f'<Text name="{side}" value="${side}"/>' for side in audit.label_kind.sides)
         shown += f'\n  <View style="display: grid; grid-template-columns: 1fr 1fr; gap: 1em">{sides}</View>'
     return f"<View>\n  {shown}\n  {_form(audit).label_studio(audit.label_kind.choices(audit), field)}\n</View>\n"
 
@@ -266,7 +265,7 @@ def _shown(audit: Audit, i: int, images: str | None) -> dict[str, str]:
     fields = "\n".join(f"{name}: {value}" for name, value in content.fields)
     words = " ".join(word for word, _ in content.tokens)
     text = content.text if content.text is not None else words or fields or f"row {int(audit.index[i])}"
-    return {field: text} | dict(zip(SIDES, (side for _, side in content.sides), strict=False))
+    return {field: text} | dict(zip(audit.label_kind.sides, (side for _, side in content.sides), strict=True))
 
 
 def cleanlab_issues(audit: Audit) -> dict[str, Any]:

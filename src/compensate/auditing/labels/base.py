@@ -93,6 +93,7 @@ class LabelKind:
     options: ClassVar[tuple[str, ...]] = ()  # options of its reader that no other reader has
     # How an annotation tool asks for the labels of a sample: a form of `compensate.auditing.exchange.FORMS`, or empty.
     answer: ClassVar[str] = "choice"
+    sides: ClassVar[tuple[str, ...]] = ()  # names of texts that such a tool shows side by side
     # Arguments of an audit that it cannot use, with the error.
     refused: ClassVar[Mapping[str, str]] = {name: SEVERAL.format(name) for name in ("model", "finetune")}
 
