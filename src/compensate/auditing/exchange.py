@@ -18,8 +18,8 @@ import pandas as pd
 from compensate.auditing.content import embedded_image, label_content
 from compensate.auditing.decisions import Correction, read_corrections, run_decisions
 from compensate.auditing.labels import kind_of
-from compensate.auditing.labels.base import Answered, Question, loaded
 from compensate.auditing.write_back import is_number, same_label
+from compensate.data.dataset import Dataset
 from compensate.errors import InputError
 from compensate.extras import require
 from compensate.files import read_text
@@ -114,7 +114,7 @@ def label_studio_tasks(audit: Audit, *, everything: bool = False, images: str | 
     field, form = _field(audit), _form(audit)
     tasks: list[dict[str, Any]] = []
     kind = form.label_studio(("",), "").split()[0].strip("<").lower()
-    for i, question in _exported(audit, everything):
+    for i, given, suggested, about in _exported(audit, everything):
         shown = _shown(audit, i, images)
 
         def results(answer: Any, text: str = shown[field], **more: Any) -> list[dict[str, Any]]:
@@ -123,9 +123,9 @@ def label_studio_tasks(audit: Audit, *, everything: bool = False, images: str | 
 
         score = round(1 - float(audit.p_error[i]), 6)
         tasks.append({
-            "data": {**shown, **question.about},
-            "predictions": [{"model_version": AGENT, "score": score, "result": results(question.suggested)}],
-            "annotations": [{"result": results(question.given, id=GIVEN)}],
+            "data": {**shown, **about},
+            "predictions": [{"model_version": AGENT, "score": score, "result": results(suggested)}],
+            "annotations": [{"result": results(given, id=GIVEN)}],
         })  # fmt: skip
     return tasks
 
@@ -155,15 +155,15 @@ def fiftyone_samples(audit: Audit, *, everything: bool = True, images: str | Non
         )
     folder = images if images is not None else audit.data.source.folder if audit.data else ""
     samples = []
-    for i, question in _exported(audit, everything):
-        name, suggested = str(_file(audit, i)), label(question.suggested)
+    for i, given, suggested, about in _exported(audit, everything):
+        name, likely = str(_file(audit, i)), label(suggested)
         samples.append({
             "filepath": folder.rstrip("/") + "/" + name if "://" in folder else str(Path(folder) / name),
             "tags": [TAG] if audit.mask[i] else [],
-            "ground_truth": label(question.given),
-            "suggested": suggested | ({"confidence": _confidence(audit, i)} if "label" in suggested else {}),
-            "mistakenness": question.about["p_error"],
-            "row": question.about["row"],
+            "ground_truth": label(given),
+            "suggested": likely | ({"confidence": _confidence(audit, i)} if "label" in likely else {}),
+            "mistakenness": about["p_error"],
+            "row": about["row"],
         })  # fmt: skip
     return samples
 
@@ -174,27 +174,17 @@ def argilla_records(audit: Audit, *, everything: bool = False, images: str | Non
     Argilla needs a mapping of suggestions: ``mapping={key: key for key in records[0] if key.startswith("label.")}``. The question "label" is a
     ``LabelQuestion``; for several labels a ``MultiLabelQuestion``, for entities a ``SpanQuestion``, for quantities a ``TextQuestion``.
     """
-    records = []
-    for i, question in _exported(audit, everything):
-        about = question.about
-        records.append({
+    return [
+        {
             "id": str(about["row"]),
             **_shown(audit, i, images),
             "label.suggestion": about.pop("suggested"),
             "label.suggestion.score": round(_confidence(audit, i), 6),
             "label.suggestion.agent": AGENT,
             **about,
-        })  # fmt: skip
-    return records
-
-
-def whole_rows(audit: Audit) -> None:
-    """Refuses an audit of samples with several labels each."""
-    if not audit.by_row:
-        raise InputError(
-            "this audit is of several labels a sample, which have no row of their own there; review it with `compensate review`, or "
-            "take `suspects` (suspects.csv)."
-        )
+        }
+        for i, _, _, about in _exported(audit, everything)
+    ]
 
 
 def _form(audit: Audit) -> Form:
@@ -205,28 +195,32 @@ def _form(audit: Audit) -> Form:
     return FORMS[audit.label_kind.answer]
 
 
-def _exported(audit: Audit, everything: bool) -> list[tuple[int, Question]]:
-    """Of each sample with a flagged label, or of all, most suspect first: the most suspect label, and the question about the sample."""
+def _exported(audit: Audit, everything: bool) -> list[tuple[int, Any, Any, dict[str, Any]]]:
+    """Of each sample with a flagged label, or of all, most suspect first: the label, the answers, and fields by which a decision finds it."""
     form, order = _form(audit), np.argsort(-audit.p_error, kind="stable")
-    samples: dict[int, list[int]] = {}
+    kind: Any = _loaded(audit).parts if audit.addresses else audit.label_kind()
+    samples, records = dict[int, list[int]](), []
     for i, row in zip(order.tolist(), audit.rows[order].tolist(), strict=True):
         samples.setdefault(row, []).append(i)
-    records = []
     for labels in samples.values():
-        i = labels[0]
-        if not everything and not any(audit.mask[labels]):
-            continue
-        question = audit.label_kind.ask(audit, labels)
-        more = {
-            "suggested": form.argilla(question.suggested),
-            "p_error": round(float(audit.p_error[i]), 6),
-            "digest": audit.row_digest(i),
-        }
-        more |= {"source": audit.source_digest}
-        more |= {"part": audit.part(i)} if audit.addresses else {}
-        more |= {"id": audit.ids[i]} if audit.ids and audit.by_row and _field(audit) == "text" else {}
-        records.append((i, question._replace(about=more | question.about)))
+        i, flagged = labels[0], [k for k in labels if audit.mask[k]]
+        if everything or flagged:
+            given, suggested, found = kind.ask(audit, labels, flagged)
+            about = {"suggested": form.argilla(suggested), "p_error": round(float(audit.p_error[i]), 6)}
+            about |= {"digest": audit.row_digest(i), "source": audit.source_digest}
+            about |= {"part": audit.part(i)} if audit.addresses else {}
+            about |= {"id": audit.ids[i]} if audit.ids and audit.by_row and _field(audit) == "text" else {}
+            records.append((i, given, suggested, about | found))
     return records
+
+
+def _loaded(audit: Audit) -> Dataset:
+    if audit.data is None:
+        raise InputError(
+            f"the data of this audit ({audit.title}) is not loaded; run `audit` again, or load the audit with its data: "
+            "compensate.auditing.request.reopen(folder)."
+        )
+    return audit.data
 
 
 def _field(audit: Audit) -> str:
@@ -258,7 +252,7 @@ def _shown(audit: Audit, i: int, images: str | None) -> dict[str, str]:
                 "these images are not files and have no addresses; leave images out, and they are embedded."
             )
         return {field: images.rstrip("/") + "/" + file}
-    loaded(audit)
+    _loaded(audit)
     content = label_content(audit, i)
     if content.image is not None:
         return {field: f"data:image/{embedded_image(content.image)}"}
@@ -289,7 +283,8 @@ def cleanlab_issues(audit: Audit) -> dict[str, Any]:
 
 def frame(audit: Audit) -> pd.DataFrame:
     """All audited rows in the order of the data: their own columns, then suggested, p_error and flagged."""
-    whole_rows(audit)
+    if not audit.by_row:
+        raise InputError("this audit is of several labels a sample, which have no row of their own; take suspects.")
     columns: dict[str, Any] = {}
     raw = None if audit.data is None else audit.data.raw
     if isinstance(raw, pd.DataFrame):
@@ -350,31 +345,22 @@ def _exported_rows(path: Path) -> Iterator[dict[str, str]]:
         about, answers = _answers(record, where)
         if "row" not in about or "given" not in about:
             raise InputError(f"{where} does not say which row it is about (row, given); {_EXPECTED}.")
-        part, names = str(about.get("part") or ""), {"row": "digest", "source": "source"}
-        more = {column: str(about.get(name) or "") for column, name in names.items()}
-        kind, made = kind_of(part), list[Answered]()
+        more = {"row": str(about.get("digest") or ""), "source": str(about.get("source") or "")}
+        kind, made = kind_of(str(about.get("part") or "")), list[Any]()
         try:
             form = FORMS[kind.answer]
             suggested = form.read([about.get("suggested", "")])
             for values, imported in answers:
                 answer = SKIPPED if values is None else form.read(values)
                 now = [] if answer is None else [*kind.decide(about, answer, suggested)]
-                made = made if imported and all(one.label == one.given for one in now) else now or made
+                made = made if imported and all(label == old for _, old, label, *_ in now) else now or made
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise InputError(f"{where} cannot be read ({error or type(error).__name__}); {_EXPECTED}.") from error
-        for index, given, label, likely, own in made:
+        for index, given, label, likely, part in made:
             label = next((old for old in (given, likely) if is_number(old) and same_label(label, old)), label)
-            decision = (
-                "skip" if label == SKIPPED else "reject" if label == given else "accept" if label == likely else "other"
-            )
-            yield {
-                "index": str(index),
-                "given": given,
-                "decision": decision,
-                "label": label,
-                "part": own or part,
-                **more,
-            }
+            known = {likely: "accept", given: "reject", SKIPPED: "skip"}
+            decision = {"index": str(index), "given": given, "decision": known.get(label, "other"), "label": label}
+            yield {**decision, "part": part, **more}
 
 
 def _answers(record: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], list[tuple[list[Any] | None, bool]]]:

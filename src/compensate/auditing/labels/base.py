@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,6 @@ from compensate.auditing.noise_model import Verdict, pool, shares
 from compensate.auditing.write_back import check_output, fixed_name, open_labels
 from compensate.data.dataset import Dataset, Floats, Ints
 from compensate.errors import InputError
-
-if TYPE_CHECKING:
-    from compensate.auditing.result import Audit
 
 Reader = Callable[[Any, Any, Mapping[str, Any]], Dataset]  # reads data, labels and options
 SUSPECT = 0.5  # the probability of error from which on neighboring labels with the same suggestion form one suspect
@@ -61,24 +58,6 @@ class Reading(NamedTuple):
     label: str | None = None
     encoding: str = "utf-8"
     delimiter: str | None = None
-
-
-class Question(NamedTuple):
-    """The labels of a sample as an annotation tool takes them, and the fields of the record by which its decision finds them again."""
-
-    given: Any
-    suggested: Any
-    about: dict[str, Any]
-
-
-class Answered(NamedTuple):
-    """The answer about a label: its number, the given, the new and the suggested one, and its address where a sample has several."""
-
-    number: Any
-    given: str
-    label: str
-    suggested: str
-    part: str = ""
 
 
 class LabelKind:
@@ -138,17 +117,19 @@ class LabelKind:
         """The names that an annotation tool offers: by default the classes."""
         return audit.classes
 
-    @classmethod
-    def ask(cls, audit: Audit, labels: Sequence[int]) -> Question:
-        """The question about a sample for an annotation tool; `labels` are its labels, the most suspect first."""
-        first = list(labels[:1])
-        (given,), (suggested,) = audit.written(audit.given[first]), audit.names(audit.suggested[first])
-        return Question(given, suggested, {"row": int(audit.index[first[0]]), "given": given})
+    def ask(self, audit: Any, labels: Sequence[int], flagged: Sequence[int]) -> tuple[Any, Any, dict[str, Any]]:
+        """The given and the suggested answer about a sample for an annotation tool, and the fields of a record by which `decide` finds its labels.
+
+        `labels` are those of the sample, the most suspect first, and `flagged` the flagged ones among them.
+        """
+        one = labels[:1]
+        (given,), (suggested,) = audit.written(audit.given[one]), audit.names(audit.suggested[one])
+        return given, suggested, {"row": int(audit.index[one[0]]), "given": given}
 
     @classmethod
-    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[Answered]:
-        """The decisions in the answer to a question, which is empty if it was skipped; `about` has the fields of the question."""
-        yield Answered(about["row"], str(about["given"]), answer, suggested or "")
+    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[tuple[Any, str, str, str, str]]:
+        """The decisions in an answer, empty if it was skipped: the number, given, new and suggested label, and the address of each."""
+        yield about["row"], str(about["given"]), answer, suggested or "", str(about.get("part") or "")
 
     @classmethod
     def format(cls, address: Address) -> str:
@@ -267,16 +248,6 @@ class NeighboringLabels(LabelKind):
             provenance=provenance_of(verdict, judged.given[judged.kept], judging.seed, judged.weights),
             notes=(*judged.notes, *unused_encoder(judging.encoder, self.units)), **more,
         )  # fmt: skip
-
-
-def loaded(audit: Audit) -> Dataset:
-    """The data of an audit, or an error if it was read from disk without them."""
-    if audit.data is None:
-        raise InputError(
-            f"the data of this audit ({audit.title}) is not loaded; run `audit` again, or load the audit with its data: "
-            "compensate.auditing.request.reopen(folder)."
-        )
-    return audit.data
 
 
 def no_address(text: str) -> InputError:

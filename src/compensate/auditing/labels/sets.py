@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,18 +24,7 @@ from compensate.auditing.content import Content
 from compensate.auditing.decisions import Correction
 from compensate.auditing.features import Progress
 from compensate.auditing.findings import Address, Findings
-from compensate.auditing.labels.base import (
-    Answered,
-    Judging,
-    LabelKind,
-    Question,
-    Reader,
-    Reading,
-    check_given,
-    list_items,
-    loaded,
-    provenance_of,
-)
+from compensate.auditing.labels.base import Judging, LabelKind, Reader, Reading, check_given, list_items, provenance_of
 from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.linear import LinearFolds
 from compensate.auditing.noise_model import judge, pool, shares
@@ -45,9 +34,6 @@ from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
 from compensate.data.label_column import LabelChoice, choose_label, choose_text, joined_labels
 from compensate.data.labels import is_missing, label_name
 from compensate.errors import InputError, nearest
-
-if TYPE_CHECKING:
-    from compensate.auditing.result import Audit
 
 Decided = Sequence[tuple[Correction, Address]]
 STATES = ("absent", "present")  # the classes of the questions
@@ -150,24 +136,21 @@ class LabelSets(LabelKind):
     def choices(cls, audit: Findings) -> Sequence[str]:
         return audit.provenance.labels
 
-    @classmethod
-    def ask(cls, audit: Audit, labels: Sequence[int]) -> Question:
+    def ask(self, audit: Any, labels: Sequence[int], flagged: Sequence[int]) -> tuple[Any, Any, dict[str, Any]]:
         """All labels of the row; the record holds the state of each, in their order."""
-        sets, row = loaded(audit).parts, int(audit.rows[labels[0]])
-        states = dict(zip(sets.names, (("", *STATES)[answer + 1] for answer in sets.given[row].tolist()), strict=True))
-        wanted = states | {audit.addresses[i].part: STATES[audit.suggested[i]] for i in labels if audit.mask[i]}
+        row = audit.addresses[labels[0]].row
+        states = dict(zip(self.names, (("", *STATES)[answer + 1] for answer in self.given[row].tolist()), strict=True))
+        wanted = states | {audit.addresses[i].part: STATES[audit.suggested[i]] for i in flagged}
         given, suggested = ([name for name, state in some.items() if state == STATES[1]] for some in (states, wanted))
-        return Question(given, suggested, {"row": row, "given": json.dumps(states)})
+        return given, suggested, {"row": row, "given": json.dumps(states)}
 
     @classmethod
-    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[Answered]:
-        row, states = int(about["row"]), json.loads(about["given"])
+    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[tuple[Any, str, str, str, str]]:
+        row, states = int(about["row"]), json.loads(about["given"]) if isinstance(answer, list) else {}
         for k, (name, given) in enumerate(states.items()):
             new, likely = (STATES[name in some] for some in (answer, suggested))
-            if isinstance(answer, list) and (
-                given or new == STATES[1]
-            ):  # an unknown label stays so unless it was chosen
-                yield Answered(row * len(states) + k, given, new, likely, cls.format(Address(row, name)))
+            if given or new == STATES[1]:  # an unknown label stays so unless it was chosen
+                yield row * len(states) + k, given, new, likely, cls.format(Address(row, name))
 
     @classmethod
     def format(cls, address: Address) -> str:

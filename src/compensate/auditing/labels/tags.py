@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -26,17 +26,7 @@ from compensate.auditing.decisions import Correction
 from compensate.auditing.execution import LOCAL, Execution
 from compensate.auditing.features import Progress
 from compensate.auditing.findings import Address, Findings
-from compensate.auditing.labels.base import (
-    Answered,
-    Judged,
-    NeighboringLabels,
-    Question,
-    Reader,
-    Reading,
-    check_given,
-    list_items,
-    loaded,
-)
+from compensate.auditing.labels.base import Judged, NeighboringLabels, Reader, Reading, check_given, list_items
 from compensate.auditing.learners import View, assign_folds, content_keys
 from compensate.auditing.noise_model import judge
 from compensate.auditing.write_back import TextEditor
@@ -45,9 +35,6 @@ from compensate.data.jsonl import objects
 from compensate.data.tables import LINES, table_format
 from compensate.errors import InputError
 from compensate.files import check_size, decode, read_bytes, read_lines
-
-if TYPE_CHECKING:
-    from compensate.auditing.result import Audit
 
 SUFFIXES = (".conll", ".conll2003", ".conll03", ".iob", ".iob2", ".bio", ".bioes")  # of files with a token a line
 WORD_KEYS, TAG_KEYS = ("tokens", "words"), ("tags", "ner_tags", "labels", "pos_tags", "pos")  # of lists in JSONL
@@ -189,38 +176,30 @@ class TokenTags(NeighboringLabels):
     def choices(cls, audit: Findings) -> Sequence[str]:
         return [name for name in audit.classes if name != OUTSIDE]
 
-    @classmethod
-    def ask(cls, audit: Audit, labels: Sequence[int]) -> Question:
+    def ask(self, audit: Any, labels: Sequence[int], flagged: Sequence[int]) -> tuple[Any, Any, dict[str, Any]]:
         """The entities of the sentence as spans of its text; the record holds each word with its type."""
-        tags, row = loaded(audit).parts, int(audit.rows[labels[0]])
-        sentence, start = tags.sentences[row], int(np.searchsorted(tags.sentence_of, row))
-        words, split = [token.word for token in sentence], [split_tag(token.tag) for token in sentence]
-        types = [kind for _, kind in split]
+        row = audit.addresses[labels[0]].row
+        sentence, start = self.sentences[row], int(np.searchsorted(self.sentence_of, row))
+        types = [split_tag(token.tag)[1] for token in sentence]
         wanted = list(types)
-        for i in labels:
+        for i in flagged:
             part = audit.addresses[i].part
-            if audit.mask[i]:
-                wanted[part.start - start : part.stop - start] = [audit.classes[audit.suggested[i]]] * len(part)
-        begins = [prefix in BEGINNINGS for prefix, _ in split]
-        about = {"row": row, "given": json.dumps([*zip(words, types, strict=True)])}
-        about["part"] = cls.format(Address(row, range(start, start + len(sentence))))
-        return Question(spans_of(words, types, begins), spans_of(words, wanted, begins), about)
+            wanted[part.start - start : part.stop - start] = [audit.classes[audit.suggested[i]]] * len(part)
+        about = {"row": row, "part": self.format(Address(row, range(start, start + len(sentence))))}
+        about["given"] = json.dumps([(token.word, kind) for token, kind in zip(sentence, types, strict=True)])
+        return spans_of(sentence, types), spans_of(sentence, wanted), about
 
     @classmethod
-    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[Answered]:
+    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[tuple[Any, str, str, str, str]]:
         """Neighboring tokens with the same given and new type are one decision; without a change, one keeps the first of them."""
-        at, tokens = 0, []
+        at, tokens, first = 0, [], cls.parse(about["part"]).part.start
         for word, given in json.loads(about["given"]) if isinstance(answer, list) else ():
-            here = [[name for i, j, name in some if i < at + len(word) and at < j] for some in (answer, suggested)]
-            new, likely = (names[0] if names else OUTSIDE for names in here)
-            tokens.append((given, new, likely))
+            here = ([kind for i, j, kind in some if i < at + len(word) and at < j] for some in (answer, suggested))
+            tokens.append((given, *((kinds or [OUTSIDE])[0] for kinds in here)))
             at += len(word) + 1
-        runs, first = [], cls.parse(about["part"]).part.start
-        for (given, label, likely), same in groupby(tokens):
-            part = range(first, first + len([*same]))
-            runs.append(Answered(first, given, label, likely, cls.format(Address(-1, part))))
-            first = part.stop
-        return [run for run in runs if run.label != run.given] or runs[:1]
+        ends = np.cumsum([0, *(len([*same]) for _, same in groupby(tokens))]).tolist()
+        runs = [(first + a, *tokens[a], f"{cls.form} {first + a} {b - a}") for a, b in pairwise(ends)]
+        return [run for run in runs if run[1] != run[2]] or runs[:1]
 
     @classmethod
     def format(cls, address: Address) -> str:
@@ -271,19 +250,19 @@ class TokenTags(NeighboringLabels):
         return len(tokens)
 
 
-def spans_of(words: Sequence[str], types: Sequence[str], begins: Sequence[bool]) -> list[tuple[int, int, str]]:
-    """Start, end and type of the entities in the text of these words, joined by blanks.
+def spans_of(sentence: Sequence[Token], types: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Start, end and type of the entities in the words of a sentence, joined by blanks.
 
-    >>> spans_of(["in", "New", "York"], ["O", "place", "place"], [False, True, False])
+    >>> spans_of([Token("in", "O"), Token("New", "B-place"), Token("York", "I-place")], ["O", "place", "place"])
     [(3, 11, 'place')]
     """
     spans: list[tuple[int, int, str]] = []
     at, before = 0, OUTSIDE
-    for word, kind, first in zip(words, types, begins, strict=True):
+    for token, kind in zip(sentence, types, strict=True):
+        joins = kind == before and split_tag(token.tag)[0] not in BEGINNINGS
         if kind != OUTSIDE:
-            joins = kind == before and not first
-            spans.append((spans.pop()[0] if joins else at, at + len(word), kind))
-        at, before = at + len(word) + 1, kind
+            spans.append((spans.pop()[0] if joins else at, at + len(token.word), kind))
+        at, before = at + len(token.word) + 1, kind
     return spans
 
 
