@@ -188,7 +188,6 @@ def export(
     if out.exists() and not force:
         raise InputError(f"{out} is there already; name another file, or overwrite it with --force.")
     found = reopen(run)
-    exchange.whole_rows(found)
     if to == "cleanlab":
         issues = found.to_cleanlab()["issues"]
         write_csv(out, issues.reset_index(names="row"))
