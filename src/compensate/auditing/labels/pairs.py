@@ -173,6 +173,7 @@ class Pairs(LabelKind):
     pattern = re.compile(r"(\d{1,15})")
     noun = "preferences"
     page = "pair"
+    sides = ("first", "second")
     refused = {name: SEVERAL.format(name).replace("samples", "pairs") for name in ("model", "finetune")} | {
         "decisions": "decisions about pairs cannot be used in another audit; apply them, and audit the corrected file.",
     }
