@@ -23,6 +23,10 @@ def full_page(kind: str, classes: tuple[str, ...] = CLASSES, n: int = 30) -> Pag
             return Content(image=png(seed))
         if kind == "text":
             return Content(text="A sentence of some length, with a word or two to spare. " * (seed % 9 + 1))
+        if kind == "pairs":
+            return Content(
+                text="A question?", sides=(("chosen", "An answer. " * 9), ("rejected", "Another answer. " * seed))
+            )
         return Content(fields=tuple((f"column {k}", str(seed * k)) for k in range(12)))
 
     c = len(classes)

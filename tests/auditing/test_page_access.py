@@ -1,0 +1,75 @@
+"""Zoom and screen readers: the review page at 200 % and 400 %, and the rules of axe on it and on the landing page."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_page_looks import full_page
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+CUT = """() => [...document.querySelectorAll("button, a, select, input, summary, h1, h2, h3, label, p, td, th")].filter(e => {
+  const box = e.getBoundingClientRect(), hidden = e.closest(".jump, .sr, .visually-hidden, details:not([open]) > :not(summary)")
+  const scrolls = (p => { while ((p = p.parentElement)) if (["auto", "scroll"].includes(getComputedStyle(p).overflowX)) return true })(e)
+  return e.checkVisibility({visibilityProperty: true}) && box.width && !hidden && !scrolls && (box.right > innerWidth + 1 || box.left < -1)
+}).map(e => e.outerHTML.slice(0, 120))"""
+
+
+KINDS = ["image", "text", "table", "pairs"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_reads_at_200_and_400_percent(open_page: Callable[..., Any], kind: str) -> None:
+    for width, height, factor in ((640, 400, 2), (320, 200, 4)):
+        for view in ("overview", "review"):
+            tab = open_page(full_page(kind), view, width=width, height=height, device_scale_factor=factor)
+            assert tab.evaluate("() => document.documentElement.scrollWidth") == width, (width, view)
+            assert tab.evaluate(CUT) == [], (width, view)
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("axe-playwright-python is not installed; the extra test has it")
+    return Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def landing_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of the home of the site on disk."""
+    mkdocs = pytest.importorskip("mkdocs.config", reason="mkdocs is not installed; the extra docs has it")
+    from mkdocs.commands.build import build
+
+    site = tmp_path_factory.mktemp("site")
+    build(mkdocs.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site)))
+    return (site / "index.html").as_uri()
+
+
+def grave_findings(tab: Any, axe: str) -> list[tuple[str, str]]:
+    tab.evaluate(axe + "; 0")
+    found = tab.evaluate("() => axe.run()")["violations"]
+    return [(f["id"], n["html"]) for f in found if f["impact"] in ("serious", "critical") for n in f["nodes"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_axe_has_no_serious_finding(open_page: Callable[..., Any], axe: str, kind: str, scheme: str) -> None:
+    for view in ("overview", "review"):
+        assert grave_findings(open_page(full_page(kind), view, color_scheme=scheme), axe) == [], view
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_landing_page_is_accessible_and_searched_from_disk(
+    open_page: Callable[..., Any], axe: str, landing_page: str
+) -> None:
+    for scheme in ("light", "dark"):
+        tab = open_page(full_page("text"), color_scheme=scheme)
+        tab.goto(landing_page)
+        assert grave_findings(tab, axe) == [], scheme
+    tab.fill("input.md-search__input", "annotators")
+    tab.wait_for_selector(".md-search-result__item", state="attached")
