@@ -18,3 +18,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         html = render_payload(json.loads(path.read_text(encoding="utf-8")))
         files.append(File.generated(config, f"gallery/{path.stem}.html", content=html))
     return files
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """Names the dialog of the search for screen readers."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )

@@ -7,7 +7,7 @@ function makeLook() {
   const tool = (text, act, name) => el("button", { type: "button", class: "tool", onclick: act, "aria-label": name }, text);
   look.question = el("h1", { class: "look-question" });
   look.place = el("p", { class: "place" });
-  look.stage = el("div", { class: "stage", tabindex: "-1" });
+  look.stage = el("div", { class: "stage", role: "group", "aria-label": "Sample", tabindex: "0" });
   look.answers = el("div", { class: "chips", role: "group", "aria-label": "Answers" });
   look.undo = tool(["Undo ", key("U")], undo);
   look.desk = el("div", { class: "look" }, el("div", { class: "about" }, look.question, look.place), look.stage, look.answers, el("div", { class: "tools" }, tool("←", () => move(queue.at - 1), "Previous item"), tool("→", () => move(queue.at + 1), "Next item"), look.undo));

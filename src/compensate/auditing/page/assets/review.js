@@ -7,7 +7,7 @@ function makeReview() {
   r.filters = makeFilters();
   r.place = el("p", { class: "place" });
   r.verdict = el("p", { class: "verdict" });
-  r.stage = el("div", { class: "stage", tabindex: "-1" });
+  r.stage = el("div", { class: "stage", role: "group", "aria-label": "Sample", tabindex: "0" });
   r.keep = choice("keep", "K", () => choose(givenOf(current())));
   r.accept = choice("accept", "A", () => choose(suggestedOf(current())));
   r.givenLike = el("div", { class: "like" });
@@ -26,9 +26,9 @@ function makeReview() {
   r.desk = el(
     "div",
     { class: "desk" },
-    el("div", { class: "side given" }, r.keep, el("div", { class: "examples" }, r.givenLike)),
+    el("div", { class: "side given" }, r.keep, el("div", { class: "examples", role: "group", "aria-label": "Examples of the given label", tabindex: "0" }, r.givenLike)),
     el("div", { class: "middle" }, el("div", { class: "about" }, r.verdict, r.place), r.stage),
-    el("div", { class: "side suggested" }, r.accept, el("div", { class: "examples" }, r.suggestedLike)),
+    el("div", { class: "side suggested" }, r.accept, el("div", { class: "examples", role: "group", "aria-label": "Examples of the suggested label", tabindex: "0" }, r.suggestedLike)),
     el("div", { class: "below" }, r.others, el("div", { class: "tools" }, r.back, r.next, r.unclear, !pairs && r.drop, r.skip, r.undo, regression && r.more, r.help)),
   );
   r.end = el("div", { class: "end-state", hidden: true });

@@ -7,7 +7,7 @@ const strip = {
   make(choose) {
     this.choose = choose;
     this.track = el("div", { class: "strip-track" });
-    this.box = el("div", { class: "strip" + (this.wide > 100 ? " words" : ""), role: "group", "aria-label": "Items of this list", tabindex: "-1" }, this.track);
+    this.box = el("div", { class: "strip" + (this.wide > 100 ? " words" : ""), role: "group", "aria-label": "Items of this list", tabindex: "0" }, this.track);
     this.box.addEventListener("scroll", () => this.draw(), { passive: true });
     new ResizeObserver(() => this.draw()).observe(this.box);
     return this.box;
