@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from compensate.auditing.annotators import as_label_table, audit_votes, long_votes, wide_votes
+from compensate.auditing.annotators import as_label_table, audit_votes, long_votes, vote_columns, wide_votes
 from compensate.auditing.store import check_run_folder, write_run
 from compensate.auditing.write_back import write_csv
 from compensate.cli import options as o
@@ -39,6 +40,8 @@ def consensus(
 
     **Example:** `compensate consensus votes.csv --annotators "rater*"`
 
+    Columns such as rater_1 and rater_2, or label_llm and label_human, are found by their names; llm_confidence is the stated confidence.
+
     With one vote per row: `compensate consensus votes.csv --item id --annotator worker --label label`
 
     Models of the samples vote too, weighted by how well they predict the annotators' votes. The run folder has consensus.csv, annotators.csv,
@@ -53,8 +56,11 @@ def consensus(
             f"--annotators names a column for each annotator, {name} is for a table with one vote per row; leave one of them out."
         )
     frame = read_frame(data, encoding=encoding or "utf-8", delimiter=delimiter)
-    if annotators is not None:
-        items, votes = wide_votes(frame, [name.strip() for name in annotators.split(",") if name.strip()])
+    found, stated = vote_columns(frame) if annotators is annotator is item is None else ([], {})
+    if annotators is not None or found:
+        named = [name.strip() for name in (annotators or "").split(",") if name.strip()]
+        items, votes = wide_votes(frame, named or found, stated)
+        votes = replace(votes, first_decides=len(found) == 2)
     elif annotator is not None and item is not None:
         items, votes = long_votes(frame, item, annotator, label or "label")
     else:
@@ -63,8 +69,10 @@ def consensus(
         )
     folder = out or Path("runs") / f"{data.name.split('.')[0]}-consensus"
     check_run_folder(folder)
+    listed = (name + f" by {stated[name]}" * (name in stated) for name in found)
+    by = f" ({', '.join(listed)}; other columns: --annotators, one label alone: audit --label)" if found else ""
     say(
-        f"{data.name}: {votes.items:,} items, {len(votes.label):,} votes of {len(votes.annotators):,} annotators, {len(votes.classes)} classes"
+        f"{data.name}: {votes.items:,} items, {len(votes.label):,} votes of {len(found) or len(votes.annotators):,} annotators{by}, {len(votes.classes)} classes"
     )
     options: dict[str, Any] = {name: value for name, value in (("text", text), ("ignore", ignore)) if value is not None}
     found, agreed = audit_votes(items, votes, encoder=encoder, seed=seed or 0, **options)

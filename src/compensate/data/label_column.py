@@ -32,6 +32,12 @@ from compensate.errors import InputError, nearest
 MIN_WORDS, MAX_OTHER_COLUMNS = 6, 3
 # Names of two columns whose texts are judged together: the label says how they relate
 PAIRED_TEXTS = (
+    *(
+        ("instruction", "input", "output"),
+        ("instruction", "output"),
+        ("instruction", "response"),
+        ("prompt", "response"),
+    ),
     *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("text1", "text2")),
     *(("text_a", "text_b"), ("question1", "question2"), ("question", "answer"), ("question", "passage")),
     *(("query", "document"), ("query", "passage"), ("claim", "evidence"), ("prompt", "completion")),
@@ -203,7 +209,8 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
         return text or None
     lower = {name.strip().lower(): name for name in names if name != label}
     for pair in PAIRED_TEXTS:
-        if all(name in lower and _holds_texts(frame[lower[name]]) for name in pair):
+        # The input of an instruction is often empty.
+        if all(name in lower and (name == "input" or _holds_texts(frame[lower[name]])) for name in pair):
             return ",".join(lower[name] for name in pair)
     sample = frame.iloc[:: max(1, len(frame) // 2000)]
     lengths, words = {}, {}
