@@ -5,6 +5,7 @@
 # make dist   the wheel and the sdist, into dist/, and the software bill of materials, into sbom/
 # make fuzz   ten thousand damaged files of each format
 # make faults full disks, limits of the system, and kills of audits, corrections, the review server and workers; takes minutes
+# make tools-check   Label Studio and FiftyOne in environments of their own (runs/tools), with an import and a round trip
 # Each target makes its own virtual environment first. Nothing else needs to be installed but Python >= 3.10.
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= auto
 
-.PHONY: demo test quick fuzz faults lint format bench docs site dist clean wheel-test
+.PHONY: demo test quick fuzz faults lint format bench docs site dist clean wheel-test tools-check
 
 demo: $(VENV)/.base
 	$(BIN)/compensate demo
@@ -64,6 +65,10 @@ site: $(VENV)/.docs
 # The wheel alone, installed by its name in environments outside of this folder, and the time of its first minute.
 wheel-test: $(VENV)/.release
 	sh tests/packaging/try_wheel.sh $(BIN)/python
+
+TOOLS ?= runs/tools
+tools-check: $(VENV)/.test
+	$(BIN)/python tests/packaging/try_tools.py $(TOOLS)
 
 # The bill of materials lists what an installation with encoders brings, in the CycloneDX format.
 dist: $(VENV)/.release

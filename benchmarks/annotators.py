@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 
 import experiments.data  # noqa: F401  registers cifar10, sst2 and imdb
-from compensate.auditing.annotators import Votes, audit_votes, find_consensus
+from compensate.auditing.api import audit_votes
+from compensate.auditing.labels.votes import Votes, find_consensus
 from compensate.data import load
 from compensate.files import write_atomically
 

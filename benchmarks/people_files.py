@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-RESULTS = Path(__file__).parent / "results" / "people-files.json"
+RESULTS = Path(__file__).parent / "results" / "people_files.json"
 ROWS = 500
 TOPICS = {
     "billing": [

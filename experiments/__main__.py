@@ -19,6 +19,7 @@ from experiments.commands.leading import leading
 from experiments.commands.reproduce import reproduce
 from experiments.commands.search import search
 from experiments.commands.sentences import sentences
+from experiments.commands.suspects import suspects
 from experiments.commands.taxonomy import taxonomy
 from experiments.demo_search import demo_search
 
@@ -34,6 +35,7 @@ for command in (
     reproduce,
     human,
     leading,
+    suspects,
     defaults,
     choices,
     figure,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compensate.files import write_atomically
-from experiments import choices, defaults, details, explained, graph, human_report, leading
+from experiments import choices, defaults, details, explained, graph, human_report, leading, suspects
 from experiments.archive import Archive
 from experiments.comparing import table_lines, words
 from experiments.report import sections, trained_tables
@@ -60,6 +60,7 @@ def results_page(results: Path) -> str:
         ),
         *sections(tables),
         *human_report.sections(results / "human"),
+        *suspects.section(results / "suspects.json"),
         *defaults.sections(results / "defaults"),
     ]
     return "\n\n".join(parts) + "\n"
@@ -70,6 +71,7 @@ def details_page(results: Path) -> str:
     parts = [
         "# Results in detail",
         "Details of the [results](results.md), and further comparisons. `make docs` generates this page from the files in `results/`.",
+        *leading.details(results),
         *_demo(results / "demo" / "results.json"),
         *(part for path in sorted((results / "compare").glob("*.json")) for part in _comparison(path)),
         *(part for path in sorted((results / "search").glob("*.json")) for part in _search(path)),
@@ -199,6 +201,8 @@ def main(arguments: list[str] | None = None) -> Any:
     """Writes both pages and their pictures."""
     results, page = map(Path, arguments or sys.argv[1:])
     drawn(trained_tables(results / "reproduce")).savefig(page.parent / "img" / "ranks.png", dpi=150)
+    if found := leading.columns(results / "reproduce", results / "human"):
+        leading.drawn(found).savefig(page.parent / "img" / leading.PICTURE, metadata={"Date": None})
     if (results / "human" / "labels.json").is_file():
         human_report.drawn(results / "human").savefig(page.parent / "img" / "human-errors.png", dpi=150)
     write_atomically(page, results_page(results).encode())

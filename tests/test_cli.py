@@ -421,6 +421,12 @@ def test_compare_prints_a_table_and_reads_finished_runs(tmp_path, workers):
     stored = json.loads((out / "comparison.json").read_text())
     assert len(stored["runs"]) == 6
     assert {r["hyper"].get("q") for r in stored["runs"] if r["method"] == "gce"} == {0.5}
+    table = pd.read_csv(out / "comparison.csv")
+    assert table["method"].tolist() == ["base", "gce", "logcomp"]
+    rows = (out / "comparison.md").read_text().splitlines()
+    assert [line.split(" | ")[2] for line in rows[2:]] == table["last epoch (%)"].tolist()
+    rows = (out / "comparison.tex").read_text().splitlines()[4:7]
+    assert [line.split(" & ")[2].replace(r"$\pm$", "±") for line in rows] == table["last epoch (%)"].tolist()
     assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
     written = {p: p.stat().st_mtime_ns for p in out.glob("runs/*/result.json")}
     # One run is lost before its end; asked again, only that one is trained, and the table is the same.

@@ -38,7 +38,7 @@ def leading(
             task = bar.add_task("", total=None)
             place = Place(results / "leading", runs / "leading", None, workers)
             own = study.train_own(data, place, seeds, lambda: bar.advance(task))
-        for line in study.markdown([own]):
+        for line in [study.by_column([own]), *study.markdown([own])[2:]]:
             console.print(line, soft_wrap=True, markup=False)
         for method, gain in study.summary(own).items():
             console.print(f"{method:16s} {gain}", soft_wrap=True, markup=False)
@@ -50,7 +50,8 @@ def leading(
             place = Place(results / "reproduce", runs / "reproduce", data_dir, workers)
             people = Place(results / "human", runs / "human", data_dir or Path("data"), workers)
             failed = study.train(place, people, seeds, lambda: bar.advance(task))
-    for line in study.markdown(study.columns(results / "reproduce", results / "human", seeds)):
+    found = study.columns(results / "reproduce", results / "human", seeds)
+    for line in [study.by_column(found), *study.markdown(found)]:
         console.print(line, soft_wrap=True, markup=False)
     for config, message in failed:
         console.print(f"[red]{config.name}:[/red] {message}")

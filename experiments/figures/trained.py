@@ -14,6 +14,7 @@ from compensate.core.batch import Batch
 from compensate.core.tables import Sample
 from compensate.data import gather, load
 from compensate.errors import InputError
+from compensate.terms import Strength
 from compensate.training.config import Config
 from compensate.training.evaluation import BATCH, Samples
 from compensate.training.fitting import Result
@@ -264,6 +265,26 @@ def strength(request: Request) -> Figure:
         ax.set_ylim(-5, 145)  # room for the legend above the curves
         ax.set_yticks(range(0, 101, 20))
         ax.legend(frameon=False, fontsize=8, ncols=columns, loc="upper right")
+    return figure
+
+
+def measured_strength(request: Request) -> Figure:
+    """The strength of the method `robust` over the epochs, with the probabilities that it is measured by."""
+    from matplotlib.figure import Figure
+
+    noisy = str(request.options.get("noise", "random:0.3"))
+    figure = Figure(figsize=(7.8, 2.9), layout="constrained")
+    for ax, noise in zip(figure.subplots(1, 2, sharey=True), ("none", noisy), strict=True):
+        asked = replace(request, options={**request.options, "noise": noise})
+        measured = Strength.of(asked.train(asked.config(method="robust")).criterion)
+        assert measured is not None
+        curve = measured.curve().cpu().numpy()
+        names = ("strength", "probability of trained labels", "probability of withheld labels")
+        for values, name, color in zip(curve.T, names, ("black", WRONG, RIGHT), strict=True):
+            ax.plot(range(1, len(values) + 1), values, color=color, marker=".", label=name)
+        ax.set(xlabel="epoch", title="original labels" if noise == "none" else _noise_name(noise), ylim=(-0.03, 1.05))
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="lower right")
     return figure
 
 

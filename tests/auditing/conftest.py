@@ -83,9 +83,11 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., ReviewServer]]:
     """Servers that run in a thread and end with the test."""
     started: list[tuple[ReviewServer, threading.Thread]] = []
 
-    def start(folder: Path | None = None, **options: Any) -> ReviewServer:
-        folder = folder or tmp_path / "run"
-        server = ReviewServer(Review(folder if folder.exists() else made_run(folder)), **{"port": 0, **options})
+    def start(shown: Path | Review | None = None, **options: Any) -> ReviewServer:
+        if not isinstance(shown, Review):
+            folder = shown or tmp_path / "run"
+            shown = Review(folder if folder.exists() else made_run(folder))
+        server = ReviewServer(shown, **{"port": 0, **options})
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         started.append((server, thread))

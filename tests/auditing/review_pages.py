@@ -43,6 +43,7 @@ class Item:
     usual: float | None = None
     new: bool = False
     part: str = ""
+    why: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from commands import run
 from PIL import Image
 
 import compensate
+from compensate.auditing.actions import decide_rows
 from compensate.auditing.decisions import Correction, Journal
-from compensate.auditing.issues import issue_rows
+from compensate.auditing.issues import KINDS, issue_rows
 from compensate.auditing.page import page_of, payload
 from compensate.auditing.result import Audit, apply_corrections
 from compensate.auditing.write_back import undo_moves
@@ -49,7 +51,10 @@ def fixed() -> pd.DataFrame:
 
 
 def test_rows_are_dropped_and_names_merged_by_one_command_and_back_by_another(audited: str) -> None:
-    assert "act on that: the view Issues of the page; or compensate apply run --drop duplicate,empty_text" in audited
+    assert (
+        "act on that: the view Issues of the page; or compensate apply run --drop duplicate,empty_text --merge spellings"
+        in audited
+    )
     Path("corrections.csv").write_text("index,given,decision,label\n20,good,accept,bad\n")
     Path("corrections.csv").rename("run/corrections.csv")
     options = ("--drop", "duplicate,empty_text,20", "--unclear", "3,5", "--merge", "spellings")
@@ -93,7 +98,8 @@ def test_values_in_a_wrong_unit_are_set_back(tmp_path: Path, monkeypatch: pytest
     for row, factor in slips.items():
         given[row] = round(given[row] * factor, 4)
     pd.DataFrame(x.round(4), columns=list("abc")).assign(price=given).to_csv("prices.csv", index=False)
-    run("audit", "prices.csv", "--out", "run")
+    audited = run("audit", "prices.csv", "--out", "run")
+    assert "4 values, by a factor of 10, 100 or 1,000: compensate apply run --units" in audited
     assert "4 of 300 labels changed" in run("apply", "run", "--units")
     np.testing.assert_allclose(pd.read_csv("prices.fixed.csv")["price"], true, rtol=1e-9)
     items = payload(page_of(Audit.load("run")))
@@ -134,9 +140,17 @@ def test_every_issue_on_the_page_can_be_acted_on(audited: str, open_page: Any) -
     found = Audit.load("run")
     assert {"duplicate", "alike_classes", "empty_text"} <= set(found.found_issues["issue"])
     assert issue_rows(found, "duplicate") == [ROWS, ROWS + 1]
-    tab = open_page(page_of(found), "issues")
+    listed = {"row": {"index": 3, "other": 5}, "column": {"column": "text"}, "class": {"column": "Good"}}
+    more = [{"issue": kind, "score": 0.5, "detail": "", **listed[KINDS[kind].about]} for kind in KINDS]
+    every = pd.concat([found.found_issues, pd.DataFrame(more)])
+    tab = open_page(page_of(replace(found, found_issues=every)), "issues")
+    assert tab.locator(".issue-group").count() == len(KINDS)
     for group in tab.locator(".issue-group").all():
-        assert group.locator("button.act, code").count() >= 1
+        acts = group.locator("button.act, code").count()
+        assert acts >= 1 or "Nothing has to be done" in group.inner_text(), group.inner_text()
+    for kind in (kind for kind in KINDS if KINDS[kind].about == "row"):
+        assert decide_rows(found, issue_rows(replace(found, found_issues=every), kind), "drop"), kind
+    tab = open_page(page_of(found), "issues")
     copies = tab.get_by_role("button", name="Keep one of each, drop 2 equal rows")
     copies.click()
     tab.get_by_role("button", name="Merge into good").first.click()

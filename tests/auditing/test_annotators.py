@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from commands import run
 
-from compensate.auditing.annotators import Votes, audit_votes, find_consensus, long_votes, wide_votes
+from compensate.auditing.api import audit_votes
+from compensate.auditing.labels.votes import Votes, find_consensus, long_votes, wide_votes
 from compensate.auditing.page import page_of, payload, read_payload
 from compensate.auditing.result import Audit
 from compensate.errors import InputError

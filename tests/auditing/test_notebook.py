@@ -108,8 +108,8 @@ def test_a_comparison_is_a_table() -> None:
     )
     tags = Tags(rows._repr_html_())
     assert "<base>" in tags.said
-    assert "90.0% ± 1.0%" in tags.said
-    assert "+5.0" in tags.said
+    assert "90.00 ± 1.00" in tags.said
+    assert "+5.00" in tags.said
     assert len(rows) == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import test_review_round_trip as round_trip
+from sklearn.metrics import average_precision_score
 from test_review_round_trip import ROWS, WRONG, pairs
 
 from compensate.auditing.api import audit
@@ -191,6 +193,34 @@ def test_several_annotators_give_a_majority_and_their_votes_are_shown(tmp_path: 
     with pytest.raises(InputError, match="votes of several annotators"):
         apply_corrections(tmp_path / "t.csv", [swap])
     assert apply_corrections(tmp_path / "t.csv", result.accepted(0.6)).changed == int((result.p_error >= 0.6).sum())
+
+
+@pytest.mark.parametrize("ties", [0.0, 0.1])
+def test_a_careless_annotator_counts_less(ties: float) -> None:
+    """Two careless people outvote a good one; the annotator model and the texts tell where."""
+    rng = np.random.default_rng(1)
+    frame = pairs("preference")
+    true = frame["preference"].to_numpy().copy()
+    true[list(WRONG)] = 3 - true[list(WRONG)]
+    true[rng.random(ROWS) < ties] = 0
+    votes = np.stack([np.where(rng.random(ROWS) < rate, 3 - true, true) % 3 for rate in (0.0, 0.35, 0.35)], 1)
+    frame = frame.drop(columns="preference").assign(**{f"rater{k}": votes[:, k] for k in range(3)})
+    result = audit(frame, encoder="none")
+    wrong = result.given != np.array([2, 0, 1])[true]
+    assert wrong.mean() > 0.05
+    assert average_precision_score(wrong, result.log_odds) > 0.9
+    said = next(note for note in result.notes if note.startswith("Estimated share of right votes"))
+    right = [int(share) for share in re.findall(r"(\d+)%", said)]
+    np.testing.assert_allclose(right, 100 * (votes == true[:, None]).mean(0), atol=6)
+
+
+def test_two_annotators_who_differ_make_a_tie_that_is_judged() -> None:
+    frame = pairs("preference")
+    second = frame["preference"].where(frame.index % 10 > 0, 3 - frame["preference"])
+    frame = frame.rename(columns={"preference": "annotator1"}).assign(annotator2=second)
+    result = audit(frame, encoder="none")
+    assert set(np.flatnonzero(result.given == 2)) == set(range(0, ROWS, 10))
+    assert (result.p_error[result.given == 2] > 0.9).all()
 
 
 def test_pairs_without_a_preference_are_predicted() -> None:

@@ -26,8 +26,9 @@ from scipy.stats import spearmanr
 
 from compensate import audit
 from compensate.auditing import api, chunks, execution, judge
-from compensate.auditing.annotators import audit_votes, wide_votes
+from compensate.auditing.api import audit_votes
 from compensate.auditing.execution import Cluster, Execution
+from compensate.auditing.labels.votes import wide_votes
 from compensate.auditing.learners import View, judge_view
 from compensate.auditing.result import Audit
 from compensate.data.dataset import Dataset

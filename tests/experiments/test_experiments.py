@@ -17,8 +17,9 @@ from compensate import InputError
 from compensate.core.criterion import TARGETS
 from compensate.data import Dataset
 from compensate.methods import METHODS, find
+from compensate.terms import Strength
 from compensate.training import Config, fit
-from experiments import gallery, graph
+from experiments import gallery, graph, leading, suspects
 from experiments.__main__ import app
 from experiments.archive import Archive
 from experiments.comparing import Comparison
@@ -278,6 +279,35 @@ def test_the_gallery_shows_each_stored_suspect_with_the_verdict_of_a_reader(tmp_
     stored["suspects"][3]["verdict"] = "maybe"
     with pytest.raises(InputError, match='verdict "maybe"; write one of wrong, debatable, right'):
         gallery.check_verdicts(stored)
+
+
+# The method to try first
+def test_a_group_of_columns_has_its_mean_gain_and_the_rival_with_the_largest():
+    def column(noise, **gains):
+        return leading.Column(
+            f"set, {noise}", noise != "0 %", {m: {seed: 50.0 + seed + g for seed in range(3)} for m, g in gains.items()}
+        )
+
+    found = [
+        column("0 %", base=0.0, robust=1.0, elr=2.0, sop=3.0),
+        column("10 %", base=0.0, robust=4.0, elr=1.0, sop=2.0),
+        column("20 %", base=0.0, robust=6.0, elr=5.0, sop=3.0),
+    ]
+    clean, noisy = leading.groups(found)
+    assert (clean.name, clean.columns, clean.leading, clean.rival) == ("set, no noise", 1, [1.0, 1.0, 1.0], "sop")
+    assert (noisy.name, noisy.columns, noisy.rival) == ("set, wrong labels", 2, "elr")
+    assert noisy.leading == pytest.approx([5.0, 5.0, 5.0])
+    assert noisy.rivals == pytest.approx([3.0, 3.0, 3.0])
+
+
+def test_withheld_samples_are_the_last_suspects_of_a_training():
+    result = fit(Config(data="digits", noise="random:0.3", method="robust", epochs=2))
+    score, withheld = suspects.suspicion(result), Strength.of(result.criterion).withheld.numpy()
+    hidden = withheld[result.prepared.train.index]
+    assert hidden.any()
+    assert score[hidden].max() < score[~hidden].min()
+    assert suspects.average_precision(result, score) > result.prepared.wrong.mean() + 0.2
+    assert suspects.features(result).shape[0] == len(score)
 
 
 # Taxonomy

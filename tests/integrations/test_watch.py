@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from compensate import InputError, methods
 from compensate.integrations import watch
 from compensate.integrations.fine_tuning import ROW
+from compensate.terms import Strength
 from processes import run_pair, start
 
 transformers = pytest.importorskip("transformers")
@@ -351,6 +352,22 @@ def test_rows_of_pairs(make: Any, tmp_path: Path) -> None:
     (table,) = found.criterion.tables()
     rows = sorted(bad())
     assert table.weight[rows].mean() > 1.5 * table.weight.mean()
+
+
+def test_the_strength_of_a_method_is_measured_on_withheld_tokens(tmp_path: Path) -> None:
+    trainer = sft(tmp_path)
+    found = watch(trainer, method="robust")
+    trainer.train()
+    strength = Strength.of(found.criterion)
+    assert strength.num_samples == len(found)
+    curve = strength.curve().numpy()
+    assert len(curve) == 6
+    assert curve[0, 0] == 0 < curve[-1, 0]
+    assert (np.diff(curve[:, 0]) >= 0).all()
+    means = found.suspects().set_index("index")["score"]
+    assert means[sorted(bad())].mean() > means.drop(index=sorted(bad())).mean()
+    with pytest.raises(InputError, match='use per="token"'):
+        watch(sft(tmp_path), method="robust", per="sequence")
 
 
 def test_a_criterion_of_ones_own_and_methods_that_cannot_work(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from compensate import methods
 from compensate.errors import InputError
 from compensate.terms import Strength
-from compensate.terms.strength import GAIN
+from compensate.terms.strength import GAIN, MEMORY
 
 N, C = 400, 4
 
@@ -66,7 +66,7 @@ def test_a_class_that_is_not_learned_is_not_doubted():
 def test_the_loss_of_several_labels_is_the_equation_by_label():
     """Each label is a sample of its own with two classes: its doubt is relative to the labels of its column with its value."""
     s, lam, beta, columns = 0.5, 3.0, 0.7, 3
-    criterion = methods.robust(num_samples=8, num_classes=columns, base="bce", strength=s)
+    criterion = methods.robust(num_samples=8, num_classes=columns, base="bce", strength=s, lam=lam)
     y, i = torch.randint(2, (8, columns)).float(), torch.arange(8)
     t, usual = torch.zeros(8, columns), torch.ones(columns, 2)
     for _ in range(4):
@@ -120,7 +120,7 @@ def measured(strength, epochs):
         error = np.sqrt(max(np.var(given[True]), 0.02) / len(given[True]))
         memorized = (p - w - chance - error) / max(1 - w, 0.02)
         competence = 2 * np.mean([np.mean(v) for v in by_class.values()]) - 1
-        value = max(value, min(1.0, max(0.0, GAIN * max(memorized, competence))))
+        value = max(value, min(1.0, max(0.0, MEMORY * memorized, GAIN * competence)))
         values.append(value)
     return values
 
@@ -167,6 +167,46 @@ def test_memorized_errors_raise_the_strength_and_the_model_stays_right():
     assert curve[0, 0] < curve[-1, 0] == 1
     assert (curve[1:, 0] >= curve[:-1, 0]).all()
     assert accuracy > 0.9
+
+
+SELF_MEASURED = {
+    "robust": lambda: methods.robust(num_samples=N, num_classes=C),
+    "logcomp": lambda: methods.logcomp(num_samples=N, num_classes=C, strength="auto"),
+    "mixcomp": lambda: methods.mixcomp(num_samples=N, num_classes=C, strength="auto", warmup=0.0),
+}
+
+
+@pytest.mark.parametrize("name", SELF_MEASURED)
+def test_withheld_samples_are_never_suspects(name):
+    criterion = SELF_MEASURED[name]()
+    strength = Strength.of(criterion)
+    for value, epoch in zip((0.0, 0.4, 1.0), batches(3, shift=0.5), strict=True):
+        strength.value.fill_(value)
+        for u, y, i in epoch:
+            criterion(u, y, i)
+        criterion.end_epoch()
+    assert sorted(criterion.suspects().index.tolist()) == (~strength.withheld).nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("s", [0.4, 1.0])
+@pytest.mark.parametrize(("name", "scaled"), [
+    ("logcomp", lambda s: methods.logcomp(num_samples=N, num_classes=C, lam=1 - 0.75 * s)),
+    ("mixcomp", lambda s: methods.mixcomp(num_samples=N, num_classes=C, eta=5.0 * s, warmup=0.0)),
+], ids=["logcomp", "mixcomp"])  # fmt: skip
+def test_a_measured_strength_scales_the_methods_of_the_paper(name, scaled, s):
+    """Below strength 1, withheld samples have no loss."""
+    criterion, plain = SELF_MEASURED[name](), scaled(s)
+    strength = Strength.of(criterion)
+    criterion.reduction = plain.reduction = "none"
+    for epoch in batches(3, shift=0.5):
+        strength.value.fill_(s)
+        for u, y, i in epoch:
+            hidden = strength.withheld[i] & (s < 1)
+            ours, theirs = criterion(u, y, i), plain(u, y, i)
+            agree(ours[~hidden].sum(), theirs[~hidden].sum(), u, atol=1e-5)
+            assert not ours[hidden].any()
+        criterion.end_epoch()
+        plain.end_epoch()
 
 
 def test_withheld_samples_do_not_move_the_model_until_the_strength_is_full():

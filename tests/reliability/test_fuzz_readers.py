@@ -33,8 +33,8 @@ import pytest
 import torch
 from PIL import Image
 
-from compensate.auditing.annotators import find_consensus, long_votes, wide_votes
 from compensate.auditing.decisions import read_corrections
+from compensate.auditing.labels.votes import find_consensus, long_votes, wide_votes
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read as read_audited
 from compensate.data import Splits, load, read_vectors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compensate.auditing.class_names import spellings
+from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.decisions import CORRECTIONS, Correction, Event, Journal
 from compensate.auditing.issues import KINDS, issue_rows
 from compensate.auditing.labels.quantity import in_other_unit
@@ -56,9 +56,7 @@ def named_rows(audit: Audit, text: str, option: str) -> list[int]:
 def merged_names(audit: Audit, text: str) -> dict[str, str]:
     """The names to replace: ``Pos=pos,biling=billing``, or ``spellings`` for names that differ in case, spacing or Unicode form."""
     if text.strip() == "spellings":
-        names, counts = audit.classes, np.bincount(audit.given.astype(np.int64), minlength=len(audit.classes))
-        groups = [sorted(group, key=lambda c: -counts[c]) for group in spellings(names)]
-        return {**audit.source.merged, **{names[c]: names[group[0]] for group in groups for c in group[1:]}}
+        return {**audit.source.merged, **merge_spellings(audit.given.astype(np.int64), audit.classes)[2]}
     pairs = [part.partition("=") for part in text.split(",")]
     if not all(old.strip() and new.strip() for old, _, new in pairs):
         raise InputError(f'--merge is "{text}"; expected OLD=NEW, such as Pos=pos, or spellings.')

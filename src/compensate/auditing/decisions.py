@@ -32,8 +32,9 @@ from compensate.files import write_atomically, writing
 COLUMNS = ("index", "given", "decision", "label", "row", "source", "part")
 """Of ``corrections.csv``; the last three may be missing."""
 
-DECISIONS = ("accept", "reject", "other", "skip", "drop", "unclear")
-"""Take the suggestion, keep the label, set another one, decide later, drop the row, and mark the label as unclear, which keeps it."""
+DECISIONS = ("accept", "reject", "other", "skip", "drop", "unclear", "wrong")
+"""Take the suggestion, keep the label, set another one, decide later, drop the row, mark the label as unclear, which keeps it, and mark it as wrong
+where the right one is unknown, which keeps it too."""
 
 JOURNAL, CORRECTIONS, LOCK = "decisions.jsonl", "corrections.csv", "review.lock"
 """The journal, the file made from it, and the lock that keeps a second process out during a review."""
@@ -52,6 +53,11 @@ class Correction:
     row: str = ""  # the digest of the row, if known
     source: str = ""  # the digest of the audited file, if known
     part: str = ""  # the address of the label where a row has several
+
+    @property
+    def settled(self) -> bool:
+        """Whether the right label is known."""
+        return self.decision not in ("skip", "wrong")
 
     @property
     def changes(self) -> bool:
@@ -88,7 +94,8 @@ class Applied:
     def count(cls, path: Path, rows: int, decided: Sequence[Correction], matched: Matched | None = None) -> Applied:
         """The counts of decisions that were written."""
         changed = sum(c.changes for c in decided)
-        skipped, unclear, dropped = (sum(c.decision == name for c in decided) for name in ("skip", "unclear", "drop"))
+        skipped = sum(not c.settled for c in decided)
+        unclear, dropped = (sum(c.decision == name for c in decided) for name in ("unclear", "drop"))
         kept = len(decided) - changed - skipped - unclear - dropped
         return cls(path, rows, changed, kept, skipped, unclear, dropped, matched=matched)
 
@@ -243,7 +250,7 @@ def decided_labels(data: Dataset, decisions: str | Path | Iterable[Correction]) 
     classes = {name: number for number, name in enumerate(data.classes)}
     if isinstance(decisions, (str, Path)):  # the folder of a run, or a file
         decisions = run_decisions(Path(decisions)) if Path(decisions).is_dir() else read_corrections(decisions)
-    decisions = [c for c in decisions if c.decision != "skip"]
+    decisions = [c for c in decisions if c.settled]
     for c, row in zip(decisions, find_rows(data, decisions), strict=True):
         if c.decision in ("drop", "unclear"):
             if row is not None:

@@ -89,12 +89,17 @@ class Words:
             return None
         return Words(vectorizer), View("words", sp.csr_matrix(counts).astype(np.float32))
 
+    @property
+    def names(self) -> list[str]:
+        """The word or pair of words of each feature."""
+        return [str(name) for name in self.vectorizer.get_feature_names_out()]
+
     def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
         counts = self.vectorizer.transform([str(text) for text in data.x])
         return View("words", sp.csr_matrix(counts).astype(np.float32))
 
     def state(self) -> dict[str, Any]:
-        return {"words": self.vectorizer.get_feature_names_out().tolist(), "idf": self.vectorizer.idf_}
+        return {"words": self.names, "idf": self.vectorizer.idf_}
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Words:
@@ -139,6 +144,11 @@ class Columns:
     """The columns of a table."""
 
     encoder: TableEncoder
+
+    @property
+    def names(self) -> list[str]:
+        """The column of each feature."""
+        return [part.column.name for part in self.encoder.parts for _ in part.names]
 
     def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
         if not isinstance(data.raw, pd.DataFrame):

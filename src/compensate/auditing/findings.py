@@ -51,6 +51,9 @@ class Provenance:
     shown: str = ""  # the kind of the samples, where labels are quantities
     decided: Mapping[str, Any] | None = None  # decisions that were used
     since: Mapping[str, Any] | None = None  # changes since an earlier audit
+    looks: Mapping[str, Any] | None = (
+        None  # labels that a person looked at; see `compensate.auditing.sampling.Looks.stored`
+    )
     asked: Mapping[str, Any] | None = None  # arguments of the command line
     rows: int | None = None  # of all data, where only a part is listed
     flagged: int | None = None  # of all data, where only a part is listed
@@ -76,7 +79,7 @@ class Findings:
     log_odds: Floats  # that the given label is wrong; the score of the list of suspects
     p_error: Floats  # the probability that the given label is wrong
     evidence: Mapping[str, Floats]  # observations of the run, by name
-    noise_rate: Estimate  # the estimated share of wrong labels, with a 90 % interval
+    noise_rate: Estimate  # the estimated share of wrong labels, with a 90 % interval (95 % from looks)
     ids: tuple[str, ...] = ()  # names of the rows, if the source has any
     probabilities: Singles | None = None  # (N, C) the pooled out-of-fold prediction, if there is one
     unlabeled: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # index, suggested and its probability

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from compensate.auditing.class_names import near_pairs
+from compensate.auditing.class_names import near_pairs, spellings
 from compensate.auditing.duplicates import Near, find_pairs, nearest_rows, partners, shared_with, shrunk, texts_of
 from compensate.auditing.linear import Mask
 from compensate.data.columns import Column, is_nested, numbers
@@ -85,13 +85,8 @@ KINDS: dict[str, IssueKind] = {
 }  # fmt: skip
 """All kinds, the most important first."""
 
-USELESS = (
-    "identical_responses",
-    "duplicate",
-    "empty_text",
-    "empty_row",
-    "blank_image",
-)  # rows that are usually dropped
+# Rows that are usually dropped.
+USELESS = ("identical_responses", "duplicate", "empty_text", "empty_row", "blank_image")
 
 
 def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
@@ -210,7 +205,9 @@ def issue_rows(audit: Audit, kind: str) -> list[int]:
     """The rows of the source that a kind of issue is about: all copies of a row but one, the rows of a rare class, or the listed rows."""
     issues = audit.found_issues
     if issues is None:
-        raise InputError("the issues of this run were not searched for; audit the data again without --only labels.")
+        raise InputError(
+            "this run lists no issues (--only labels, or several labels a row); name rows by their numbers."
+        )
     found = issues[issues["issue"] == kind]
     if kind == "duplicate":
         return copies(issues)
@@ -239,11 +236,10 @@ def summary(issues: pd.DataFrame) -> str:
     return "; ".join(parts)
 
 
-def next_step(issues: pd.DataFrame, run: str) -> str:
+def next_step(issues: pd.DataFrame, classes: Sequence[str], run: str) -> str:
     """The command that drops useless rows and merges spellings, if there are any."""
-    kinds = list(dict.fromkeys(issues["issue"]))
-    drops = ",".join(kind for kind in kinds if kind in USELESS)
-    options = f" --drop {drops}" * bool(drops) + " --merge OLD=NEW" * ("alike_classes" in kinds)
+    drops = ",".join(kind for kind in dict.fromkeys(issues["issue"]) if kind in USELESS)
+    options = f" --drop {drops}" * bool(drops) + " --merge spellings" * bool(spellings(classes))
     return f"the view Issues of the page{f'; or compensate apply {run}{options}' if options else ''}"
 
 

@@ -23,7 +23,17 @@ from scipy.special import expit
 from compensate.auditing.chunks import Chunk, ChunkedDataset, FinishedStages, evenly
 from compensate.auditing.class_names import judge_lone, without_spellings
 from compensate.auditing.execution import LOCAL, Execution
-from compensate.auditing.features import MAKERS, Embeddings, FeatureViews, Maker, Progress, make_views, row_keys
+from compensate.auditing.features import (
+    MAKERS,
+    Columns,
+    Embeddings,
+    FeatureViews,
+    Maker,
+    Progress,
+    Words,
+    make_views,
+    row_keys,
+)
 from compensate.auditing.learners import FOLDS, LEARNERS, ByFold, Steps, StoredLearner, View, judge_view, predict_rows
 from compensate.auditing.noise_model import (
     NoiseModel,
@@ -176,6 +186,27 @@ class Judge:
             log_p.append(opinion.astype(np.float32))
             weights.append(1.0)
         return pooled(np.array(weights), log_p)
+
+    def reasons(self, data: Dataset, given: Ints, suggested: Ints) -> list[list[tuple[str, float]]]:
+        r"""For each sample, the words of its text and the columns of its table, by their contribution to the suggested class over the given one.
+
+        .. math:: c_{ij} = x_{ij} (W_{j s_i} - W_{j g_i})
+
+        with the weights :math:`W` of the LogComp model of the words or columns, the mean over folds; features of one column are added. The contributions
+        and the difference of the intercepts are the difference of the logits.
+        """
+        found: list[list[tuple[str, float]]] = [[] for _ in range(len(data))]
+        for maker, learners in zip(self.makers, self.learners, strict=True):
+            if not isinstance(maker, Words | Columns):
+                continue
+            x, names, w = sp.csr_matrix(maker.view(data).x), maker.names, learners["logcomp"].arrays()["weights"]
+            for i, (g, s) in enumerate(zip(given.tolist(), suggested.tolist(), strict=True)):
+                here = slice(x.indptr[i], x.indptr[i + 1])
+                at, parts = x.indices[here], dict[str, float]()
+                for j, value in zip(at.tolist(), x.data[here] * (w[at, s] - w[at, g]), strict=True):
+                    parts[names[j]] = parts.get(names[j], 0.0) + float(value)
+                found[i] += parts.items()
+        return [sorted(parts, key=lambda part: -part[1]) for parts in found]
 
     def score(self, log_q: Floats, labels: Ints) -> tuple[Floats, Floats, Ints]:
         """(N,) each: the probability that a label is wrong, its log odds, and the likeliest other class; see `NoiseModel.score`."""

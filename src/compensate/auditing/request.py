@@ -17,10 +17,11 @@ import pandas as pd
 from compensate.auditing.api import audit_probabilities
 from compensate.auditing.chunks import FinishedStages, open_chunks
 from compensate.auditing.content import digest_file
-from compensate.auditing.decisions import Correction, find_rows, run_decisions
-from compensate.auditing.features import unused_encoder
+from compensate.auditing.decisions import LOCK, Correction, find_rows, run_decisions
+from compensate.auditing.features import make_views, unused_encoder
 from compensate.auditing.issues import find_issues
 from compensate.auditing.result import Audit
+from compensate.auditing.sampling import Sample
 from compensate.auditing.source import read
 from compensate.auditing.store import check_run_folder, run_name, write_run
 from compensate.data import UnclearLabel, load, read_labels
@@ -126,7 +127,7 @@ class ReviewedRun:
             raise InputError(
                 f"{run} is an audit of quantities or of probabilities, for which decisions cannot be used again."
             )
-        decisions = tuple(d for d in run_decisions(run) if d.decision != "skip")
+        decisions = tuple(d for d in run_decisions(run) if d.settled)
         if not decisions:
             raise InputError(f"nothing was decided in {run}; review it first: compensate review {run}.")
         return cls(run, audit, request, decisions)
@@ -212,6 +213,7 @@ def run_audit(
                 audit = replace(audit, found_issues=find_issues(audit, test))
     if request.flag_precision is not None or request.budget is not None:
         audit = audit.flag(precision=request.flag_precision, budget=request.budget)
+    audit = with_looks(audit, folder)
     if not is_main_process():
         return audit, folder
     notes = [str(w.message) for w in caught if w.category is UserWarning and "torch" not in str(w.filename)]
@@ -227,6 +229,32 @@ def run_audit(
     if keeps_stages:
         shutil.rmtree(stages, ignore_errors=True)
     return audit, folder
+
+
+def with_looks(audit: Audit, folder: Path) -> Audit:
+    """The audit with the share and the probabilities that follow from the sample in a run folder, as far as it was looked at."""
+    sample = Sample.load(folder)
+    if sample is None or sample.sizes.sum() != len(audit) or audit.listed is not None:
+        return audit
+    answers = sample.answers(run_decisions(folder))
+    return audit if sample.estimate(answers).wrong is None else audit.estimate(sample, answers)
+
+
+def rewrite_with_looks(audit: Audit, folder: Path) -> Audit:
+    """Writes the run folder of a reopened audit again, with what a person saw in its sample; other files of the folder stay."""
+    audit = with_looks(audit, folder)
+    if audit.data is not None and audit.data.parts is None:  # examples on the page are found by features
+        audit = replace(
+            audit, vectors=make_views(audit.data, (audit.provenance.asked or {}).get("encoder", "auto")).shown
+        )
+
+    def keep(new: Path) -> None:
+        for path in folder.iterdir():
+            if path.is_file() and path.name != LOCK and not (new / path.name).exists():
+                shutil.copy2(path, new / path.name)
+
+    write_run(audit, folder, more=keep)
+    return audit
 
 
 def is_main_process() -> bool:

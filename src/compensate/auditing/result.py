@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from compensate.auditing import check as checking
 from compensate.auditing import exchange, store
@@ -23,6 +24,7 @@ from compensate.auditing.labels import kind_of
 from compensate.auditing.labels.base import Classes, LabelKind, Reading
 from compensate.auditing.noise_model import expected_errors
 from compensate.auditing.page import audit_html, page_of, write_page
+from compensate.auditing.sampling import Sample, describe_looks, draw, recalibrate
 from compensate.auditing.write_back import arrange_images, check_place, open_labels, write_csv, writes_folder
 from compensate.data.dataset import Dataset, Estimate, Ints, Source
 from compensate.errors import InputError, check
@@ -30,6 +32,10 @@ from compensate.errors import InputError, check
 FLAGGED = 2 / 3
 """A label is flagged where an error is twice as likely as not."""
 
+BEFORE = "score before looks"
+"""The evidence that holds the log odds of an audit before the labels that a person looked at changed them."""
+
+REASONS = 5  # words or columns that are listed for a suspect
 LAYOUTS = ("file", "links", "move")
 WORKLOADS = (50, 100, 500, 1_000)  # lengths of the list for which the expected errors are stated
 
@@ -75,11 +81,11 @@ class Audit(Findings):
         return len(self.index)
 
     def __repr__(self) -> str:
-        r = self.noise_rate
-        return (
-            f"Audit of {self.title}: {len(self):,} labels, about {r.value:.1%} look wrong ({r.low:.1%} to {r.high:.1%}); "
-            f"{self.flag_summary}"
+        r, looks = self.noise_rate, self.provenance.looks
+        share = (
+            f"about {r.value:.1%} look wrong ({r.low:.1%} to {r.high:.1%})" if looks is None else describe_looks(looks)
         )
+        return f"Audit of {self.title}: {len(self):,} labels, {share}; {self.flag_summary}"
 
     _repr_html_ = audit_html
 
@@ -121,6 +127,47 @@ class Audit(Findings):
             enough = np.flatnonzero(np.cumsum(p) / np.arange(1, len(p) + 1) >= precision)
             first = min(first or 0, int(enough.max(initial=-1)) + 1)
         return replace(self, provenance=replace(self.provenance, first=first))
+
+    def sample(self, seed: int = 0) -> Sample:
+        """A random sample of at most 200 labels for a person to look at, in this order; `estimate` takes the answers.
+
+        More labels are drawn where the audit is unsure; see `compensate.auditing.sampling`.
+        """
+        if self.listed is not None or self.provenance.rows is not None:
+            raise InputError(
+                "a sample of data in chunks is not supported; audit a part of the data that fits into memory."
+            )
+        return draw(self.p_error, self.index, seed)
+
+    def estimate(self, sample: Sample, wrong: Sequence[bool | None]) -> Audit:
+        """This audit with the share of wrong labels and the probabilities of error by what a person saw in a sample.
+
+        The order of the labels stays; the probabilities, the flags and the expected errors follow the answers.
+
+        Args:
+            sample: of this audit.
+            wrong: for the first labels of the sample, in their order: True for a wrong label, False for a right one, None if nobody can tell.
+
+        >>> from compensate.data import digits, noise
+        >>> from compensate.auditing.api import audit
+        >>> labels = noise.symmetric(digits().target, 10, 0.2).labels
+        >>> found = audit(digits().relabel(labels), encoder="none")
+        >>> sample = found.sample()
+        >>> looked_at = found.estimate(sample, (labels != digits().target)[sample.index[:100]].tolist())
+        >>> looked_at.noise_rate.low < (labels != digits().target).mean() < looked_at.noise_rate.high
+        True
+        """
+        looks, places = sample.estimate(wrong), pd.Index(self.index).get_indexer(pd.Index(sample.index[: len(wrong)]))
+        if looks.wrong is None or sample.sizes.sum() != len(self) or (places < 0).any():
+            raise InputError(f"{len(wrong)} answers to this sample are too few, or it is a sample of another audit.")
+        before = np.asarray(self.evidence.get(BEFORE, self.log_odds), np.float64)
+        log_odds = recalibrate(before, places, wrong, looks.wrong)
+        most = 0.5 if self.provenance.by_chance else 1.0
+        provenance = replace(self.provenance, looks=looks.stored(), expected=())
+        return replace(
+            self, log_odds=log_odds, p_error=np.minimum(expit(log_odds), most), noise_rate=looks.wrong, provenance=provenance,
+            evidence={**self.evidence, BEFORE: before},
+        )  # fmt: skip
 
     def expected_errors(self, first: int) -> Estimate:
         """The number of errors that are expected among the first labels of the list, with a 90 % interval."""
@@ -274,6 +321,14 @@ class Audit(Findings):
         """The fitted model, if there is one."""
         return Judge.load(self.fitted) if isinstance(self.fitted, Path) else self.fitted
 
+    def reasons(self, labels: Ints) -> list[list[tuple[str, float]]]:
+        """For each of these labels, the words or columns that speak most against it, and how much; see `Judge.reasons`."""
+        data, scorer = self.data, None if self.addresses or self.regression else self.scorer
+        if data is None or scorer is None or not len(labels):
+            return [[] for _ in labels]
+        found = scorer.reasons(data.subset(labels), self.given[labels], self.suggested[labels])
+        return [[part for part in parts if part[1] > 0][:REASONS] for parts in found]
+
     score = checking.score
     """Scores the labels of new rows with the fitted model of this audit; see `compensate.auditing.check.score`."""
 
@@ -372,11 +427,13 @@ class Audit(Findings):
     def write_suspects(self, path: str | Path) -> Path:
         """Writes `suspects` as CSV; text that a spreadsheet would evaluate is guarded.
 
-        Flagged rows carry the content of their samples, if the data is available: the text, or the cells of the table.
+        Flagged rows carry their `reasons` and the content of their samples, if the data is available: the text, or the cells of the table.
         """
         shown, frame = self.shown, self.shown.suspects
         flagged = np.argsort(-shown.log_odds, kind="stable")[: int(shown.mask.sum())]
-        cells = sample_cells(shown, flagged, set(frame.columns))
+        cells = sample_cells(shown, flagged, {*frame.columns, "why"})
+        why = [", ".join(f"{name} {value:.2f}" for name, value in parts) for parts in shown.reasons(flagged)]
+        cells = {"why": why, **cells} if any(why) else cells
         # Flagged rows come first; the others stay empty to keep the list smaller than the data.
         padded = {name: [*values, *[""] * (len(frame) - len(values))] for name, values in cells.items()}
         return write_csv(path, pd.concat([frame, pd.DataFrame(padded)], axis=1) if padded else frame)

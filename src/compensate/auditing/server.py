@@ -20,6 +20,7 @@ from typing import Any
 
 from compensate.auditing.decisions import DECISIONS, Correction, Event, Journal
 from compensate.auditing.page import read_payload
+from compensate.auditing.sampling import Sample
 from compensate.auditing.write_back import is_number
 from compensate.data.labels import MAX_LABEL_LENGTH
 from compensate.errors import InputError
@@ -46,12 +47,19 @@ class Refused(Exception):
 
 
 class Review:
-    """A run under review: its page, the rows on it, and its journal."""
+    """A run under review: its page, the rows on it, and its journal.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.page = read_bytes(folder / "report.html")
+    Args:
+        folder: of the run.
+        page: the page that is served; by default that of the run.
+        sample: the labels on the page, if a person looks at them for an estimate.
+    """
+
+    def __init__(self, folder: Path, page: bytes | None = None, sample: Sample | None = None) -> None:
+        self.folder, self.sample = folder, sample
+        self.page = read_bytes(folder / "report.html") if page is None else page
         found = read_payload(self.page)
+        self.looks = found.get("looks")
         self.key, self.source, self.labels = found["key"], found["source"], found["labels"]
         self.classes = {self.labels[number] for number in found["classes"]}
         self.items = found["items"]
@@ -91,7 +99,13 @@ class Review:
         if version <= 0:  # the first request: also decisions from before the journal
             sent = {row for row, *_ in made}
             made += [[c.index, c.decision, c.label, ""] for c in self.journal.decisions if c.index not in sent]
-        return {"version": reached, "made": made, "run": str(self.folder)}
+        return {"version": reached, "made": made, "run": str(self.folder), "looks": self.looked()}
+
+    def looked(self) -> dict[str, Any] | None:
+        """The estimate from the labels that were looked at so far."""
+        return (
+            None if self.sample is None else self.sample.estimate(self.sample.answers(self.journal.decisions)).stored()
+        )
 
 
 class ReviewServer(ThreadingHTTPServer):

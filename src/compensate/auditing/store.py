@@ -26,6 +26,7 @@ from compensate.auditing.findings import Provenance
 from compensate.auditing.issues import COLUMNS, records
 from compensate.auditing.issues import KINDS as ISSUES
 from compensate.auditing.labels import kind_of
+from compensate.auditing.sampling import SAMPLE
 from compensate.auditing.write_back import write_csv
 from compensate.data.dataset import STORED, Estimate, Source
 from compensate.errors import InputError
@@ -39,7 +40,7 @@ FORMAT = 2
 
 FILES = frozenset((
     "annotators.csv", "audit", "config.json", "consensus.csv", "corrections.csv", "decisions.jsonl", "expected.csv", "issues.csv", "label_again.csv",
-    "labels.csv", "metrics.jsonl", "model.safetensors", "predictions.csv", "report.html", "review.lock", "suspects", "suspects.csv",
+    "labels.csv", "metrics.jsonl", "model.safetensors", "predictions.csv", "report.html", "review.lock", "sample.json", "suspects", "suspects.csv",
 ))  # fmt: skip
 """The files of an audit or a consensus. A folder that holds anything else is not replaced."""
 
@@ -80,13 +81,14 @@ def write_run(
 ) -> Path:
     """Writes the whole folder of a run: its configuration, curves, lists, page, model and the audit itself.
 
-    Decisions in the folder are kept; `decisions` are earlier ones, and `more` writes further files.
+    Decisions and the sample in the folder are kept; `decisions` are earlier ones, and `more` writes further files.
     """
     check_run_folder(folder, found.source_digest)
     with replaced_folder(folder) as new:
         kept = {decision.index: decision for decision in (*decisions, *journal.run_decisions(folder))}
-        if (folder / journal.JOURNAL).is_file():
-            (new / journal.JOURNAL).write_bytes((folder / journal.JOURNAL).read_bytes())
+        for name in (journal.JOURNAL, SAMPLE):
+            if (folder / name).is_file():
+                (new / name).write_bytes((folder / name).read_bytes())
         if kept:
             journal.write_corrections(new / journal.CORRECTIONS, (kept[row] for row in sorted(kept)))
         config = {**found.config, "source_digest": found.source_digest}

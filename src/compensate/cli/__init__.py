@@ -23,6 +23,7 @@ COMMANDS = {
     "apply": "Write the data with the corrected labels.",
     "check": "Judge new and changed labels by the model of an audit, without training.",
     "export": "Export the suspects to an annotation tool; `compensate apply` reads the decisions made there.",
+    "card": "Describe the labels of an audited data set, for its README.",
     "consensus": "Find the consensus of several annotators, how good each is, and which items to label again.",
     "train": "Train a model with any method; the run can be interrupted and resumed exactly.",
     "compare": "Compare methods over several seeds, in worker processes with one thread each.",

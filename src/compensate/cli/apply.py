@@ -75,13 +75,11 @@ def apply(
             f"{run} is not the folder of a run. Give the folder that `compensate audit` wrote, or the data and its corrections: "
             f"compensate apply {run} corrections.csv."
         )
-    named = [
-        n for n, v in {"--drop": drop, "--unclear": unclear, "--merge": merge, "--fill": fill}.items() if v is not None
-    ]
-    named += [n for n, v in {"--units": units, "--undo": undo}.items() if v]
+    acts: dict[str, Any] = {"drop": drop, "unclear": unclear, "merge": merge, "units": units or None, "fill": fill}
+    named = [name for name, value in {**acts, "undo": undo or None}.items() if value is not None]
     if named and not run.is_dir():
         raise InputError(
-            f"{named[0]} acts on the findings of a run, and {run} is not the folder of one; give that folder."
+            f"--{named[0]} acts on the findings of a run, and {run} is not the folder of one; give that folder."
         )
     if accept is not None and not run.is_dir():
         raise InputError(
@@ -108,8 +106,7 @@ def apply(
         label = label or found.source.label
         encoding, delimiter = encoding or found.reading.get("encoding"), delimiter or found.reading.get("delimiter")
         decided = run_decisions(run)
-        acts: dict[str, Any] = {"drop": drop, "unclear": unclear, "merge": merge, "units": units or None, "fill": fill}
-        if undo or any(value is not None for value in acts.values()):
+        if named:
             with reviewing(run):
                 journal, now = Journal(run), time.time_ns() // 1_000_000
                 if undo:
@@ -121,10 +118,8 @@ def apply(
                 made = actions.decisions(found, decided, cells, **acts)
                 actions.record(journal, made, now)
                 decided = journal.decisions
-            say(
-                f"{plural(len(made), 'decision')} recorded in {run}; to take them back: compensate apply {quoted(run)} --undo",
-                wrap=False,
-            )
+            said = f"{plural(len(made), 'decision')} recorded in {run}; to take them back: compensate apply {quoted(run)} --undo"
+            say(said, wrap=False)
         said = f"{plural(len(decided), 'decision')} of {run}"
         if accept is not None:  # decisions of people take precedence over suggestions
             sure, reviewed = found.accepted(accept, relabel=swap), {c.index for c in decided}
@@ -140,17 +135,9 @@ def apply(
             )
         say(said)
     done = apply_corrections(
-        data,
-        decided,
-        out,
-        label=label,
-        encoding=encoding or "utf-8",
-        delimiter=delimiter,
-        force=force,
-        rematch=rematch,
-        layout=layout,
+        data, decided, out, label=label, encoding=encoding or "utf-8", delimiter=delimiter, force=force, rematch=rematch, layout=layout,
         label_kind=label_kind,
-    )
+    )  # fmt: skip
     if done.matched is not None:
         matched = done.matched
         parts = [f"{matched.found:,} rows found by content, {matched.moved:,} of them at another place"]

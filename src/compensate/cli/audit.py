@@ -16,19 +16,32 @@ from rich.prompt import Confirm, Prompt
 from rich.table import Table
 from rich.text import Text
 
-from compensate.auditing.annotators import named_like_votes, vote_columns
+from compensate.auditing.actions import wrong_units
 from compensate.auditing.api import audit as judge
 from compensate.auditing.class_names import spellings
 from compensate.auditing.content import sample_content
 from compensate.auditing.issues import next_step, summary
 from compensate.auditing.labels import labels_of
+from compensate.auditing.labels.votes import named_like_votes, vote_columns
 from compensate.auditing.page import command
 from compensate.auditing.request import AuditRequest, ReviewedRun, is_main_process, run_audit
 from compensate.auditing.result import Audit
+from compensate.auditing.sampling import describe_looks
 from compensate.auditing.source import labeled, left_out
 from compensate.cli import options as o
 from compensate.cli.consensus import consensus
-from compensate.cli.terminal import bar, clock, console, plain_table, print_json, quoted, say, short, stage_progress
+from compensate.cli.terminal import (
+    bar,
+    clock,
+    console,
+    plain_table,
+    plural,
+    print_json,
+    quoted,
+    say,
+    short,
+    stage_progress,
+)
 from compensate.data.dataset import Dataset
 from compensate.data.label_column import UnclearLabel
 from compensate.data.labels import NOT_APPLICABLE
@@ -129,10 +142,11 @@ def print_summary(found: Audit, folder: Path) -> None:
     """Prints the share of wrong labels, the most suspect ones, and the next commands."""
     rate, flagged = found.noise_rate, int(found.mask.sum())
     what = "values" if found.regression else "labels"
-    by_chance = bool(found.provenance.by_chance)
+    by_chance, looks = bool(found.provenance.by_chance), found.provenance.looks
     said = f"about {rate.value:.1%} of the {what} look wrong (90% interval: {rate.low:.1%} to {rate.high:.1%})"
-    say(f"the {what} cannot be judged: see the note above" if by_chance else said)
-    if not by_chance and rate.low <= 0 and rate.high > max(WIDE, 2 * rate.value):
+    said = said if looks is None else describe_looks(looks)
+    say(f"the {what} cannot be judged: see the note above" if by_chance and looks is None else said)
+    if not by_chance and looks is None and rate.low <= 0 and rate.high > max(WIDE, 2 * rate.value):
         wide = f"the interval is wide: wrong {what} and unusual rows look alike to the models"
         console.print(wide, style="dim")
     if not by_chance:
@@ -155,18 +169,22 @@ def print_summary(found: Audit, folder: Path) -> None:
             f"{since['confirmed']:,} confirmed); new suspects: {len(since['new']):,}, no longer suspect: {len(since['gone']):,}"
         )
     page, listed, issues = folder / "report.html", folder / "suspects.csv", found.found_issues
+    apply = f"compensate apply {quoted(folder)}"
+    slipped, fill = (len(wrong_units(found)), "") if found.regression else (0, f"; to fill them in: {apply} --fill 0.9")
     lines = {
         "review them": f"compensate review {quoted(folder)}      or open {page}; list: {listed}",
         "all rows": f"{folder / 'suspects'}/*.parquet" if found.listed is not None else "",
-        "predicted": str(folder / "predictions.csv") if len(found.predicted) else "",
+        "predicted": f"{folder / 'predictions.csv'}{fill}" if len(found.predicted) else "",
         "also found": f"{summary(issues)}: {folder / 'issues.csv'}" if issues is not None and len(issues) else "",
-        "act on that": next_step(issues, quoted(folder)) if issues is not None and len(issues) else "",
-        "then": f"compensate apply {quoted(folder)}" if command(found) else "",
+        "act on that": next_step(issues, found.classes, quoted(folder)) if issues is not None and len(issues) else "",
+        "wrong units": f"{plural(slipped, 'value')}, by a factor of 10, 100 or 1,000: {apply} --units"
+        if slipped
+        else "",
+        "then": apply if command(found) else "",
     }
     for name, line in lines.items():
-        if line and (
-            name in ("also found", "act on that") or not by_chance
-        ):  # there is nothing to do with labels at chance
+        # There is nothing to do with labels at chance.
+        if line and (name in ("also found", "act on that") or not by_chance):
             say(f"{name + ':':<13} {line}", wrap=False)
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -75,16 +74,13 @@ def compare(
         raise InputError(f"no run of the baseline {first} has finished, so nothing can be compared with it.")
     rows = comparison.comparison_table(runs, list(hypers), first)
     shown = plain_table("method", "last epoch", "best epoch", f"last, minus {first.replace('_', '-')} (95 %)")
-    for row in rows:
-        gap = "" if row.method == first else "no shared seed"
-        if row.difference is not None:
-            mean, low, high = (100 * v for v in row.difference)
-            gap = f"{mean:+.2f}" + ("" if isnan(low) else f"  ({low:+.2f} to {high:+.2f})")
-        last, best = (f"{100 * m:.2f}" + ("" if isnan(d) else f" ± {100 * d:.2f}") for m, d in (row.last, row.best))
-        shown.add_row(row.method.replace("_", "-"), last, best, gap)
+    for method, _, last, best, gap in rows.cells:
+        lone = "" if method == first else "no shared seed"
+        shown.add_row(method.replace("_", "-"), last, best, gap or lone)
     console.print(shown)
     table = comparison.store(folder, common, runs, rows, first)
     say(f"all runs:  {table}", wrap=False)
+    say(f"table:     {table.with_suffix('.csv')}, .md, .tex", wrap=False)
     if installed("matplotlib"):
         title = f"{Path(common.data).name}, noise {common.noise}, {count} seed{'s' * (count > 1)}"
         picture = comparison.plot(comparison.curves(folder / "runs", configs), folder / "comparison.png", title)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import typer
 from rich.text import Text
 
-from compensate.auditing.annotators import as_label_table, audit_votes, long_votes, vote_columns, wide_votes
+from compensate.auditing.api import audit_votes
+from compensate.auditing.content import digest_frame, digest_text, short_digest
+from compensate.auditing.labels.votes import Votes, long_votes, vote_columns, wide_votes
+from compensate.auditing.result import Audit
 from compensate.auditing.store import check_run_folder, write_run
 from compensate.auditing.write_back import write_csv
 from compensate.cli import options as o
@@ -56,11 +61,11 @@ def consensus(
             f"--annotators names a column for each annotator, {name} is for a table with one vote per row; leave one of them out."
         )
     frame = read_frame(data, encoding=encoding or "utf-8", delimiter=delimiter)
-    found, stated = vote_columns(frame) if annotators is annotator is item is None else ([], {})
-    if annotators is not None or found:
+    raters, stated = vote_columns(frame) if annotators is annotator is item is None else ([], {})
+    if annotators is not None or raters:
         named = [name.strip() for name in (annotators or "").split(",") if name.strip()]
-        items, votes = wide_votes(frame, named or found, stated)
-        votes = replace(votes, first_decides=len(found) == 2)
+        items, votes = wide_votes(frame, named or raters, stated)
+        votes = replace(votes, first_decides=len(raters) == 2)
     elif annotator is not None and item is not None:
         items, votes = long_votes(frame, item, annotator, label or "label")
     else:
@@ -69,10 +74,10 @@ def consensus(
         )
     folder = out or Path("runs") / f"{data.name.split('.')[0]}-consensus"
     check_run_folder(folder)
-    listed = (name + f" by {stated[name]}" * (name in stated) for name in found)
-    by = f" ({', '.join(listed)}; other columns: --annotators, one label alone: audit --label)" if found else ""
+    listed = (name + f" by {stated[name]}" * (name in stated) for name in raters)
+    by = f" ({', '.join(listed)}; other columns: --annotators, one label alone: audit --label)" if raters else ""
     say(
-        f"{data.name}: {votes.items:,} items, {len(votes.label):,} votes of {len(found) or len(votes.annotators):,} annotators{by}, {len(votes.classes)} classes"
+        f"{data.name}: {votes.items:,} items, {len(votes.label):,} votes of {len(raters) or len(votes.annotators):,} annotators{by}, {len(votes.classes)} classes"
     )
     options: dict[str, Any] = {name: value for name, value in (("text", text), ("ignore", ignore)) if value is not None}
     found, agreed = audit_votes(items, votes, encoder=encoder, seed=seed or 0, **options)
@@ -107,3 +112,21 @@ def consensus(
         "then": f"compensate apply {quoted(folder)} -o labels.csv",
     }.items():  # fmt: skip
         say(f"{what + ':':<13} {said}", wrap=False)
+
+
+def as_label_table(found: Audit, votes: Votes, items: pd.DataFrame, path: Path, title: str) -> tuple[Audit, bytes]:
+    """Turns an audit of votes into one of a table with a label column, the majority's labels, and returns that table as CSV.
+
+    Decisions can then be applied to the table, which the caller writes to `path`; `title` is the title of the page.
+    """
+    column = "label" if "label" not in items.columns else "consensus"
+    frame = items.assign(**{column: votes.majority_names})
+    written = frame.to_csv(index=False).encode("utf-8", "surrogatepass")
+    read = pd.read_csv(io.BytesIO(written), dtype=str, keep_default_na=False, encoding_errors="surrogatepass")
+    assert found.data is not None
+    source = replace(
+        found.source, title=title, path=str(path), label=column, label_given=True,
+        digest=digest_text(short_digest(written)), row_digests=None,
+    )  # fmt: skip
+    data = replace(found.data, raw=frame.iloc[found.data.index], source=replace(found.data.source, label=column))
+    return replace(found, source=source, data=data, row_digests=digest_frame(read, column)[found.index]), written

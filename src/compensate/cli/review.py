@@ -11,13 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import typer
 
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import reviewing
-from compensate.auditing.request import AuditRequest, ReviewedRun, run_audit
+from compensate.auditing.page import page_of, render_page
+from compensate.auditing.request import AuditRequest, ReviewedRun, reopen, rewrite_with_looks, run_audit
+from compensate.auditing.result import Audit
+from compensate.auditing.sampling import LOOKS, Sample, describe_looks
 from compensate.auditing.server import Review, ReviewServer
 from compensate.cli import options as o
+from compensate.cli.audit import describe_workload
 from compensate.cli.terminal import console, plural, quoted, say
 from compensate.errors import InputError, check
 
@@ -29,21 +34,32 @@ def review(
     port: Annotated[int | None, o.option("Port to listen on [default: any that is free].")] = None,
     idle: Annotated[str, typer.Option(help="Idle time after which the server ends, e.g. 30m; 0 for never.")] = "30m",
     no_open: Annotated[bool, o.option("Print the address, and open no browser.", "--no-open")] = False,
+    estimate: Annotated[
+        bool, o.option("Look at a random sample, and learn how many labels are wrong.", "--estimate")
+    ] = False,
+    looks: Annotated[
+        int, typer.Option(help="Labels to look at with --estimate, 60 to 200. You may stop earlier.")
+    ] = LOOKS[1],
 ) -> None:
     """Open the review page, and save decisions as they are made.
 
     **Example:** `compensate review runs/reviews-3f2a`, then `compensate apply runs/reviews-3f2a`
 
-    The page is served on this machine alone, under an address with a random token. Ctrl-C ends it.
+    The page is served on this machine alone, under an address with a random token. Ctrl-C ends it. With --estimate, the page shows random
+    labels without the given one; the share of wrong labels and all probabilities of error then follow your answers.
     """
     seconds = _seconds(idle)
     check(port is None or 0 < port < 65536, "a number from 1 to 65535, such as 8000", **{"--port": port})
+    check(LOOKS[0] <= looks <= LOOKS[2], f"a number from {LOOKS[0]} to {LOOKS[2]}", **{"--looks": looks})
     o.check_path(run)
     if not (run / "report.html").is_file():
         raise InputError(f"{run} holds no report.html; expected the folder of a run that `compensate audit` wrote.")
     with reviewing(run):
-        server = ReviewServer(Review(run), port=port, idle=seconds, again=audit_in_process)
+        found, opened = open_sample(run, looks) if estimate else (None, Review(run))
+        server = ReviewServer(opened, port=port, idle=seconds, again=None if estimate else audit_in_process)
         say(f"reviewing {run}: {server.address}", wrap=False)
+        if opened.looks is not None:
+            say(describe_looks(opened.looks))
         console.print("decisions are saved as they are made; Ctrl-C ends", style="dim")
         if not no_open:
             webbrowser.open(server.address)
@@ -61,6 +77,25 @@ def review(
                     f"{plural(len(each.journal.decisions), 'decision')}:  compensate apply {quoted(each.folder)}",
                     wrap=False,
                 )
+    if found is not None:
+        looked = opened.looked() or {}
+        say(describe_looks(looked))
+        if looked["wrong"] is not None:
+            found = rewrite_with_looks(found, run)
+            say(f"the probabilities of error follow: {found.flag_summary}")
+            say(describe_workload(found))
+
+
+def open_sample(run: Path, looks: int) -> tuple[Audit, Review]:
+    """The audit of a run with its samples, and the review of a random sample of its labels: the stored one, or a new one."""
+    found = reopen(run)
+    sample = Sample.load(run)
+    if sample is None or sample.sizes.sum() != len(found):
+        sample = found.sample()
+        sample.save(run)
+    places = pd.Index(found.index).get_indexer(pd.Index(sample.index[:looks]))
+    page = render_page(page_of(found, places)).encode()
+    return found, Review(run, page, sample)
 
 
 def audit_in_process(run: Path, report: Callable[[str], None]) -> Path:

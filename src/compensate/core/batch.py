@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from compensate.core.layout import Places, is_eager_cpu
 from compensate.core.stages import ForwardPass, traceless
@@ -95,6 +95,8 @@ class Batch:
     """The scalar to differentiate; (B,) with reduction="none"."""
     slot: Slot | None = None
     """The compensation under evaluation."""
+    withheld: Tensor | None = None
+    """(B,) the samples that no record counts; None for none."""
     gate: Tensor | None = None
     """(B,) the samples that the term under evaluation is for; None for all."""
     _form: Tensor | None = None  # (0, C), of the type and on the device of the first logits
@@ -124,6 +126,8 @@ class Batch:
         self.touched: list[TouchedRows] = []
         self.writes: list[Callable[[], None]] = []
         self.checked: dict[tuple[int, bool], Tensor] = {}  # the index, by number of table rows and `by_input`
+        self.shared: dict[nn.Module, Tensor] = {}
+        """Values of statistics for this batch that several terms read."""
         if logits is not None:
             self.u = self._as_rows(logits)
 

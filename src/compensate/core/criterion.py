@@ -478,6 +478,8 @@ class Compensated(nn.Module):
             losses = (CrossEntropy.apply if learned else cross_entropies)(u, s.p.detach(), y)
         elif picks and given:
             losses = F.nll_loss(s.logp, y, reduction="none")
+        elif given and q is None and not by_class:
+            losses = -(y * s.logp).sum(-1)
         else:
             losses = F.cross_entropy(u, y, weight=weight if by_class else None, reduction="none")
         losses = losses if weight is None or by_class else losses * self.sample_weights(s).to(losses.dtype)

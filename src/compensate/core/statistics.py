@@ -243,6 +243,7 @@ class Evidence(Statistic):
         if not s.complete or self.skip:
             seen = s.valid & (s.epoch >= self.skip) if self.skip else s.valid
             labels = labels.masked_fill(~seen, -1)
+        labels = labels if s.withheld is None else labels.masked_fill(s.withheld, -1)
         du = s.u.new_zeros(len(s.u), 1) if s.du is None else s.du
         du = du if s.du is None or du.shape == s.u.shape else du.expand_as(s.u)
         general = not s.hard or s.criterion.base is not None or s.places.several

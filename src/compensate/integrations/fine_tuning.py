@@ -36,6 +36,7 @@ from compensate.auditing.noise_model import judge
 from compensate.auditing.result import Audit, build_audit
 from compensate.auditing.write_back import write_csv
 from compensate.core.criterion import Compensated
+from compensate.core.statistics import Statistic
 from compensate.data.dataset import Dataset, Floats, Ints, Source
 from compensate.errors import InputError, one_of
 from compensate.extras import stand_in
@@ -157,6 +158,10 @@ class Watch(TrainerCallback):
             sizes = {"num_samples": len(self.starts) - 1 if rows else len(self), "num_classes": classes}
             method = row.make(**sizes, class_counts=[1] * classes, **settings)
         method.record, method.reduction = None, "sum"
+        if self.task == "text" and self.per == "sequence" and any(isinstance(m, Statistic) for m in method.modules()):
+            raise InputError(
+                'this method keeps a mean for each sample, and a text has several tokens; use per="token".'
+            )
         return method
 
     def _attach(self, rows: Any) -> None:

@@ -17,7 +17,7 @@ from compensate.terms.strength import GAIN, Strength, Withheld
 __all__ = ["robust"]
 
 FLOOR = 1e-4
-"""Predictions are kept this far from 0 and 1 in the running means and in the loss term."""
+"""Predictions are kept this far from 0 and 1 in the running means."""
 
 
 def distribution(s: Batch, values: Tensor) -> Tensor:
@@ -30,20 +30,11 @@ def label_class(s: Batch) -> Tensor:
     return 2 * s.places.classes(s.target) + s.labels if s.places.binary else s.labels
 
 
-def support(s: Batch, mean: Tensor) -> Tensor:
-    """(B,) the running mean at the given label, relative to its largest entry; with several labels, its share.
-
-    The larger of two entries is never far from the other where a label is not learned, hence the share.
-    """
-    given = (mean * distribution(s, s.y.to(mean.dtype))).sum(-1)
-    return given / (mean.sum(-1) if s.places.binary else mean.amax(-1)).clamp(min=FLOOR)
-
-
 @final
 class RunningMean(Statistic):
     r"""The running mean :math:`t_i \leftarrow \beta t_i + (1 - \beta) p_i` of the predictions of each sample, from zero; (B, C)."""
 
-    observes, reader, binary = "logits", "a running mean of predictions", True
+    reader, binary = "a running mean of predictions", True
 
     def __init__(self, num_samples: int, num_classes: int, beta: float, several: bool = False) -> None:
         super().__init__()
@@ -53,25 +44,24 @@ class RunningMean(Statistic):
         self.rows = self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
 
     def observe(self, s: Batch) -> None:
-        """Moves the means of the batch."""
-        index, p = self.index(s), distribution(s, s.p.detach()).clamp(FLOOR, 1 - FLOOR).to(self.rows.dtype)
-        moved = torch.lerp(p, self.rows[index], self.beta)
+        """Keeps the means of the batch."""
+        index, moved = self.index(s), self(s).to(self.rows.dtype)
         self.rows[index] = moved if s.complete else torch.where(s.valid[:, None], moved, self.rows[index])
 
-    def moved_rows(self, s: Batch) -> Tensor:
-        """(B,) the rows of the batch."""
-        return self.index(s)
-
     def forward(self, s: Batch) -> Tensor:
-        return self.rows[self.index(s)].to(s.u.dtype)
+        """The means with the predictions of this batch."""
+        if self not in s.shared:
+            p = distribution(s, s.p.detach()).clamp(FLOOR, 1 - FLOOR)
+            s.shared[self] = torch.lerp(p, self.rows[self.index(s)].to(p.dtype), self.beta)
+        return s.shared[self]
 
     def extra_repr(self) -> str:
         return f"beta={self.beta:g}"
 
 
 @final
-class ClassSupport(Statistic):
-    """The mean :func:`support` of the labels of each class over the last epoch, 1 before. As a value, that of each sample, (B,)."""
+class Doubt(Statistic):
+    """The doubt about each label, from the mean :meth:`support` of the labels of its class over the last epoch, 1 before; (B,)."""
 
     reader, binary = "the support of classes", True
 
@@ -79,23 +69,34 @@ class ClassSupport(Statistic):
         super().__init__()
         self.mean, self.rolls = mean, True
         self.sums = self.track("sums", torch.zeros(2, num_classes), merge="sum")
-        self.value = self.track("value", torch.ones(num_classes), merge="same")
+        self.line = self.track("line", torch.ones(2, num_classes), merge="same")
+
+    def support(self, s: Batch) -> Tensor:
+        """(B,) the running mean at the given label, relative to its largest entry; with several labels, its share.
+
+        The larger of two entries is never far from the other where a label is not learned, hence the share.
+        """
+        if self not in s.shared:
+            mean = self.mean(s)
+            given = (mean * distribution(s, s.y.to(mean.dtype))).sum(-1)
+            s.shared[self] = given / (mean.sum(-1) if s.places.binary else mean.amax(-1))
+        return s.shared[self]
 
     def observe(self, s: Batch) -> None:
         """Adds the support of the labels of the batch."""
-        found = support(s, self.mean(s)).to(self.sums.dtype)
-        self.sums.index_add_(1, label_class(s), torch.stack([found, torch.ones_like(found)]) * s.valid)
+        found = torch.stack([self.support(s).to(self.sums.dtype), s.valid.to(self.sums.dtype)])
+        self.sums.index_add_(1, label_class(s), found if s.complete else found * s.valid)
 
     def end_epoch(self) -> None:
-        """The means of this epoch become the value."""
-        self.value.copy_(torch.where(self.sums[1] > 0, self.sums[0] / self.sums[1], self.value).clamp(min=FLOOR))
+        """The means of this epoch give the doubt of the next: its value without any support, and its slope."""
+        usual = (self.sums[0] / self.sums[1]).clamp(min=FLOOR)
+        most = (GAIN * (2 * usual - 1)).clamp(0, 1)
+        self.line.copy_(torch.where(self.sums[1] > 0, torch.stack([most, most / usual]), self.line))
         self.sums.zero_()
 
     def forward(self, s: Batch) -> Tensor:
-        return self.value[label_class(s)].to(s.u.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{float(self.value.mean()):.2f} on average"
+        most, slope = self.line[:, label_class(s)]
+        return torch.addcmul(most, slope, self.support(s).to(most.dtype), value=-1).clamp(min=0).to(s.u.dtype)
 
 
 @final
@@ -104,16 +105,15 @@ class TowardMean(Block):
 
     on_simplex, binary = True, True
 
-    def __init__(self, usual: ClassSupport, strength: Value) -> None:
+    def __init__(self, doubt: Doubt, strength: Value) -> None:
         super().__init__()
-        self.usual, self.strength = usual, strength
+        self.doubt, self.strength = doubt, strength
 
     def forward(self, s: Batch) -> Tensor:
         """(B, C) the label compensation."""
-        t, usual = self.usual.mean(s), self.usual(s)
-        doubt = (1 - support(s, t) / usual).clamp(min=0) * (GAIN * (2 * usual - 1)).clamp(0, 1)
-        guess = t[:, -s.y.shape[-1] :] / t.sum(-1, keepdim=True).clamp(min=FLOOR)
-        return at(self.strength, s) * doubt[:, None] * (guess - s.y)
+        t = self.doubt.mean(s)
+        guess = t / t.sum(-1, keepdim=True)
+        return (at(self.strength, s) * self.doubt(s))[:, None] * ((guess[:, 1:] if s.places.binary else guess) - s.y)
 
 
 @final
@@ -129,8 +129,8 @@ class Agreement(Block):
 
     def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
-        agreement = (self._mean[0](s) * distribution(s, s.p).clamp(FLOOR, 1 - FLOOR)).sum(-1)
-        delta = at(self.strength, s) * self.lam * torch.log1p(-agreement)
+        agreement = (self._mean[0](s) * distribution(s, s.p)).sum(-1)
+        delta = torch.log1p(-agreement) * (self.lam * at(self.strength, s))
         return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
 
@@ -146,7 +146,7 @@ def robust(
     num_samples: int,
     num_classes: int,
     strength: Value | Literal["auto"] = "auto",
-    lam: float = 3.0,
+    lam: float = 5.0,
     beta: float = 0.7,
     withheld: float = 0.02,
     seed: int = 0,
@@ -167,7 +167,7 @@ def robust(
     Training that memorizes nothing, for example with strong augmentation, stays as it is.
 
     Call `criterion.end_epoch()` after each epoch. `print(criterion)` shows the strength, `Strength.of(criterion).curve()` its history.
-    Withheld samples have the loss 0, keep their labels, and are trained on once the strength is 1.
+    Withheld samples have the loss 0, keep their labels, are trained on once the strength is 1, and are never suspects.
 
     Args:
         strength: "auto", or a number from 0 to 1 or a schedule; then nothing is withheld or measured.
@@ -189,7 +189,7 @@ def robust(
     loss: tuple[Term, ...] = (Agreement(mean, value, lam),)
     record = Evidence(num_samples, score="margin", num_classes=classes, num_labels=labels)
     return Compensated(
-        label=TowardMean(ClassSupport(mean, classes * labels), value),
+        label=TowardMean(Doubt(mean, classes * labels), value),
         loss=(*loss, Withheld(measured)) if measured else loss,
         base=base,
         record=record,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,14 +57,45 @@ class Row:
 class Comparison(list[Row]):
     """The rows of a comparison; a notebook shows them as a table."""
 
-    def _repr_html_(self) -> str:
-        def cells(row: Row) -> tuple[str | int, ...]:
-            last, best = (f"{m:.1%}" + ("" if math.isnan(d) else f" ± {d:.1%}") for m, d in (row.last, row.best))
-            mean, low, high = (f"{100 * value:+.1f}" for value in row.difference or (0.0, 0.0, 0.0))
-            interval = "" if row.difference is None or math.isnan(row.difference[1]) else f" ({low} to {high})"
-            return row.method, row.count, last, best, "" if row.difference is None else mean + interval
+    HEAD = ("method", "seeds", "last epoch (%)", "best epoch (%)", "last, minus the baseline (95 %)")
 
-        return html_table(("method", "seeds", "last", "best", "minus the baseline, in points"), map(cells, self))
+    @property
+    def cells(self) -> list[tuple[str, ...]]:
+        """The rows as texts: percent with standard deviations, and points with intervals."""
+
+        def spread(mean: float, deviation: float) -> str:
+            return f"{100 * mean:.2f}" + ("" if math.isnan(deviation) else f" ± {100 * deviation:.2f}")
+
+        def gap(difference: tuple[float, float, float] | None) -> str:
+            mean, low, high = (100 * value for value in difference or (0.0, 0.0, 0.0))
+            interval = "" if math.isnan(low) else f" ({low:+.2f} to {high:+.2f})"
+            return "" if difference is None else f"{mean:+.2f}{interval}"
+
+        return [(r.method, str(r.count), spread(*r.last), spread(*r.best), gap(r.difference)) for r in self]
+
+    def _repr_html_(self) -> str:
+        return html_table(self.HEAD, self.cells)
+
+    def write(self, folder: Path) -> None:
+        """Writes the table as ``comparison.csv``, ``comparison.md`` and ``comparison.tex`` (with booktabs)."""
+        lines = [self.HEAD, *self.cells]
+        quoted = io.StringIO()
+        csv.writer(quoted, lineterminator="\n").writerows(lines)
+        markdown = [f"| {' | '.join(line)} |" for line in lines]
+        markdown.insert(1, "|" + " --- |" * len(self.HEAD))
+        rules = {"±": r"$\pm$", "%": r"\%", "_": r"\_"}
+        latex = [" & ".join(re.sub("[±%_]", lambda m: rules[m[0]], cell) for cell in line) + r" \\" for line in lines]
+        latex = [
+            r"\begin{tabular}{lrrrr}",
+            r"\toprule",
+            latex[0],
+            r"\midrule",
+            *latex[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+        for ending, text in ("csv", quoted.getvalue()), ("md", "\n".join(markdown)), ("tex", "\n".join(latex)):
+            write_atomically(folder / f"comparison.{ending}", text.strip().encode() + b"\n")
 
 
 def plan(config: Config, methods: Mapping[str, Mapping[str, Any]], seeds: int) -> list[Config]:
@@ -142,8 +175,8 @@ def _accuracy(row: Mapping[str, float]) -> float:
     return row.get("test_accuracy", row.get("val_accuracy", math.nan))
 
 
-def store(folder: Path, config: Config, runs: Sequence[Mapping[str, Any]], rows: Sequence[Row], baseline: str) -> Path:
-    """Writes the results of all runs and the table to ``comparison.json``."""
+def store(folder: Path, config: Config, runs: Sequence[Mapping[str, Any]], rows: Comparison, baseline: str) -> Path:
+    """Writes the results of all runs and the table to ``comparison.json``, and the table alone as CSV, Markdown and LaTeX."""
     own = ("method", "hyper", "seed")
     content = {
         "version": __version__,
@@ -157,6 +190,7 @@ def store(folder: Path, config: Config, runs: Sequence[Mapping[str, Any]], rows:
     }  # fmt: skip
     path = folder / "comparison.json"
     write_atomically(path, json.dumps(json_safe(content), indent=1).encode())
+    rows.write(folder)
     return path
 
 

@@ -29,6 +29,8 @@ from compensate.auditing.decisions import Correction
 from compensate.auditing.features import MAKERS, Maker, Progress
 from compensate.auditing.findings import Address, Findings
 from compensate.auditing.labels.base import SEVERAL, Judging, LabelKind, Reader, Reading, check_given, provenance_of
+from compensate.auditing.labels.votes import VOTES_ALONE, find_consensus
+from compensate.auditing.labels.votes import Votes as Ballots
 from compensate.auditing.learners import (
     FOLDS,
     MAX_REPEATED,
@@ -204,7 +206,9 @@ class Pairs(LabelKind):
         rows, missing = np.flatnonzero(given != UNLABELED), np.flatnonzero(given == UNLABELED)
         if len(rows) < MIN_ROWS:
             raise InputError(f"{len(rows)} pairs have a preference; an audit needs {MIN_ROWS} or more.")
-        classes = 3 if (given == 2).any() else 2
+        classes = 3 if (given == 2).any() or any(said == "tie" for row in self.votes for _, said in row) else 2
+        ballots = self._ballots(data, classes) if self.votes else None
+        learned = given if ballots is None else np.where(given < 0, given, find_consensus(ballots).label[: len(given)])
         texts, places = unique_texts(data.x)
         features = judging.features(texts)
         made: list[tuple[Differences, View | None]] = [(Differences(), None)]
@@ -216,9 +220,9 @@ class Pairs(LabelKind):
         views = [maker.of_texts(view, data.x, places) for maker, view in made]
         keys = content_keys([" ".join([pair.prompt, *sorted(pair[1:])]) for pair in data.x])
         times = REPEATS if len(rows) <= MAX_REPEATED else 1
-        folds = np.stack([assign_folds(given, keys, seed=judging.seed, draw=k) for k in range(times)])
+        folds = np.stack([assign_folds(learned, keys, seed=judging.seed, draw=k) for k in range(times)])
         mirror = MIRROR[:classes]
-        both = np.concatenate([given, np.where(given == UNLABELED, UNLABELED, mirror[given])])
+        both = np.concatenate([learned, np.where(learned == UNLABELED, UNLABELED, mirror[learned])])
         twice = [View(v.name, stacked(v.x, m.mirrored(v.x)), None if v.trees is None else stacked(v.x, m.mirrored(v.x)))
                  for m, v in zip(makers, views, strict=True)]  # fmt: skip
         steps = Steps(judging.progress, twice, times)
@@ -231,34 +235,51 @@ class Pairs(LabelKind):
             for view, one in zip(twice, fitted, strict=True)
             for name, p in one.log_p.items()
         }
-        log_q, weights = pool(log_p, given)
+        log_q, weights = pool(log_p, learned)
         # In a file of chosen and rejected responses all labels are equal: some pairs are mirrored for the noise model.
         turned = generator(judging.seed, "mirrored pairs").random(len(rows)) < 0.5
-        y, q = given[rows], log_q[rows]
+        y, q = learned[rows], log_q[rows]
         oriented = np.where(turned, mirror[y], y), np.where(turned[:, None], q[:, mirror], q)
+        y = given[rows]
         verdict = fit_noise(oriented[1], oriented[0], None, directed=False, run=judging.run).verdict(q, y)
         p = np.zeros((len(given), len(ANSWERS)), np.float32)
         p[:, :classes] = np.exp(log_q)
         of_view = tuple({n: weights[f"{v.name}: {n}"] for n in one.log_p} for v, one in zip(twice, fitted, strict=True))
         found = judging.judge(makers, tuple(one.models for one in fitted), of_view, verdict.model)
         judging.run.finish()
+        provenance = provenance_of(verdict, y, judging.seed, shares(weights), **features.about)
+        judged: dict[str, Any] = {"log_odds": verdict.log_odds, "p_error": verdict.p_error, "noise_rate": verdict.share}
+        notes = [*features.notes, *self._notes(shares(weights))]
+        if ballots is not None:
+            alone = bool(provenance.by_chance)
+            consensus = find_consensus(ballots, None if alone else np.concatenate([log_q, log_q[:, mirror]]))
+            p[:, :classes], judged = consensus.probabilities[: len(given)], consensus.judged(rows, y)
+            provenance = replace(provenance, by_chance=False)
+            right = ", ".join(f"{who} {share:.0%}" for who, share in consensus.quality["accuracy"].items())
+            notes += [*[VOTES_ALONE] * alone, f"Estimated share of right votes: {right}."]
         return Findings(
-            classes=ANSWERS, index=data.index[rows], given=y, suggested=np.full(len(rows), DROP), log_odds=verdict.log_odds,
-            p_error=verdict.p_error, noise_rate=verdict.share, probabilities=p[rows], fitted=found,
+            classes=ANSWERS, index=data.index[rows], given=y, suggested=np.full(len(rows), DROP), probabilities=p[rows], fitted=found,
             evidence=verdict.evidence(y) | {f"p {ANSWERS[c]}": p[rows, c].astype(np.float64) for c in range(classes)},
             addresses=tuple(Address(row, None) for row in data.index[rows].tolist()),
             unlabeled={} if not len(missing) else {
                 "index": data.index[missing], "suggested": log_q[missing].argmax(1), "probability": np.exp(log_q[missing].max(1))
             },
-            provenance=provenance_of(verdict, y, judging.seed, shares(weights), **features.about),
-            notes=(*features.notes, *self._notes(shares(weights))), data=data,
+            provenance=provenance, notes=tuple(notes), data=data, **judged,
         )  # fmt: skip
+
+    def _ballots(self, data: Dataset, classes: int) -> Ballots:
+        """The votes on pairs and, after them, on their mirror images: annotators are as good at one order as at the other."""
+        names, rows = self.columns.preferences, enumerate(data.index.tolist())
+        cast = [(i, names.index(who), ANSWERS.index(said)) for i, row in rows for who, said in self.votes[row]]
+        item, who, said = np.array(cast, np.int64).T
+        both = np.concatenate([item, item + len(data)]), np.tile(who, 2), np.concatenate([said, MIRROR[said]])
+        return Ballots(*both, 2 * len(data), names, ANSWERS[:classes])
 
     def _notes(self, weights: Mapping[str, float]) -> tuple[str, ...]:
         form = sum(weight for name, weight in weights.items() if name.startswith("length and overlap"))
         notes = [f"Length, form and overlap with the prompt have {form:.0%} of the weight of the models."]
         if self.votes:
-            several = f"Preferences are the majority of {', '.join(self.columns.preferences)}; without one, a tie."
+            several = f"Preferences are the majority of {', '.join(self.columns.preferences)}; without one, a tie. Votes and models judge them."
             notes.append(f"{several} A decision can drop a pair, and not change the votes.")
         return tuple(notes)
 

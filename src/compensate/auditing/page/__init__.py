@@ -39,10 +39,10 @@ from compensate.files import make_folder, write_atomically
 if TYPE_CHECKING:
     from compensate.auditing.result import Audit
 
-STYLES = ("base.css", "frame.css", "overview.css", "review.css", "issues.css", "dialogs.css")
+STYLES = ("base.css", "frame.css", "overview.css", "review.css", "estimate.css", "issues.css", "dialogs.css")
 SCRIPTS = (
     "dom.js", "words.js", "data.js", "sync.js", "store.js", "queue.js", "csv.js", "content.js", "charts.js", "overview.js",
-    "issues.js", "strip.js", "dialogs.js", "review.js", "main.js",
+    "issues.js", "strip.js", "dialogs.js", "review.js", "estimate.js", "main.js",
 )  # fmt: skip
 
 TOP = 10  # suspects and classes in the summary for notebooks
@@ -152,8 +152,8 @@ def _sample(audit: Audit, i: int) -> Html:
 # --- from an audit to its page --------------------------------------------------------------------------------
 
 
-def page_of(audit: Audit) -> dict[str, Any]:
-    """The data of the page of an audit.
+def page_of(audit: Audit, sample: Ints | None = None) -> dict[str, Any]:
+    """The data of the page of an audit, or with the positions of a sample of the page on which a person looks at it.
 
     If the data were read in chunks, items come from the listed rows and counts from all rows.
     """
@@ -161,7 +161,7 @@ def page_of(audit: Audit) -> dict[str, Any]:
     order = np.argsort(-listed.log_odds, kind="stable")
     mask = listed.mask
     suspects = order[mask[order]]
-    chosen = suspects[:MAX_ITEMS] if len(suspects) else order[:LEAST_CERTAIN]
+    chosen = sample if sample is not None else suspects[:MAX_ITEMS] if len(suspects) else order[:LEAST_CERTAIN]
     shown = chosen.tolist()
     flagged = suspects if listed is audit else np.flatnonzero(audit.mask)
     notes = list(audit.notes)
@@ -182,23 +182,16 @@ def page_of(audit: Audit) -> dict[str, Any]:
                 suggested[i] = _rounded(float(listed.suggested[i]), float(error or 0))
     since, how = listed.provenance.since, listed.provenance
     new = set(since["new"]) if since else set()
-    groups = None if listed.found_issues is None else _issues(listed)
-    pictured = {
-        i for group in groups or () for row in group["rows"] for i in (row["item"], row["other"]) if i is not None
-    }
-    acted = {
-        i for group in groups or () for some in (group["drop"], *(line[3] for line in group["lines"])) for i in some
-    }
-    more = [
-        *sorted(pictured - {*shown}),
-        *sorted(acted - pictured - {*shown}),
-    ]  # rows of issues, which follow the suspects
-    everything = [*shown, *more]
-    likes = certain_examples(listed, chosen)
+    groups = None if listed.found_issues is None or sample is not None else _issues(listed)
+    sides = (row[side] for group in groups or () for row in group["rows"] for side in ("item", "other"))
+    pictured = {i for i in sides if i is not None}
+    lists = ((group["drop"], *(line[3] for line in group["lines"])) for group in groups or ())
+    acted = {i for several in lists for some in several for i in some} - pictured - {*shown}
+    everything = [*shown, *sorted(pictured - {*shown}), *sorted(acted)]  # suspects, then rows of issues
+    likes = certain_examples(listed, chosen) if sample is None else {}
     used = sorted({j for sides in likes.values() for side in sides for j in side})
     position = {j: k for k, j in enumerate(used)}
-
-    unseen = acted - pictured - {*shown} - {*used}
+    unseen = acted - {*used}
 
     def described(rows: Sequence[int]) -> dict[str, list[Any]]:
         """The fields of items and of examples."""
@@ -219,6 +212,7 @@ def page_of(audit: Audit) -> dict[str, Any]:
         "new": [int(int(listed.index[i]) in new) for i in shown],
         "likely": [[] for _ in shown],
         "usual": usual,
+        "why": [[[name, round(value, 2)] for name, value in parts] for parts in listed.reasons(chosen)],
         "likeGiven": [[position[j] for j in likes[i][0]] if likes else [] for i in shown],
         "likeSuggested": [[position[j] for j in likes[i][1]] if likes else [] for i in shown],
     }
@@ -266,6 +260,8 @@ def page_of(audit: Audit) -> dict[str, Any]:
         "command": command(listed),
         "notes": notes,
         "source": listed.source_digest,
+        "blind": sample is not None,
+        "looks": audit.provenance.looks,
         "since": {
             "corrected": since["corrected"], "confirmed": since["confirmed"], "new": len(new),
             "gone": list(since["gone"])[:GONE_ROWS], "allGone": len(since["gone"]),
@@ -327,7 +323,7 @@ def _issues(audit: Audit) -> list[dict[str, Any]]:
     A row names labels of the audit by their positions. A line, about a column or a class, is its name, score and description, the positions of
     the labels of the class, and the name to merge it into. ``drop`` are the positions that are dropped together. Long lists are left empty.
     """
-    position = {int(row): i for i, row in enumerate(audit.index)}
+    position = {int(row): i for i, row in reversed([*enumerate(audit.rows)])}
     labels, groups = audit.names(audit.given), []
     counts = Counter(labels)
 
@@ -352,7 +348,7 @@ def _issues(audit: Audit) -> list[dict[str, Any]]:
                 own = found["column"] if kind.about == "class" else None
                 alike = [c for c in counts if own is not None and c != own and near_names(c, own)]
                 line = [found["column"] or f"row {found['index']}", found["score"], found["detail"]]
-                named = few([int(audit.index[k]) for k, name in enumerate(labels) if name == own])
+                named = few([int(audit.rows[k]) for k, name in enumerate(labels) if name == own])
                 lines.append([*line, named, max(alike, key=lambda c: counts[c], default="")])
                 continue
             rows.append({"item": i, "other": j, "score": found["score"], "detail": found["detail"]})

@@ -65,10 +65,11 @@ function fieldList(fields, fold) {
 function chipList(content) {
   const chips = content.chips.map(([name, given], k) => {
     const judged = k === content.marked;
-    const said = `${given ? "present" : "absent"}${judged ? ", judged" : ""}`;
-    const inner = [el("span", { "aria-hidden": "true" }, given ? "✓" : "–"), label(data.names[name], 40), el("span", { class: "hidden-text" }, ` (${said})`)];
-    const look = "set-chip" + (given ? " on" : "") + (judged ? " judged" : "");
-    if (!judged) return el("li", { class: look }, inner);
+    const hidden = judged && blind;
+    const said = hidden ? "judged" : `${given ? "present" : "absent"}${judged ? ", judged" : ""}`;
+    const inner = [el("span", { "aria-hidden": "true" }, hidden ? "?" : given ? "✓" : "–"), label(data.names[name], 40), el("span", { class: "hidden-text" }, ` (${said})`)];
+    const look = "set-chip" + (given && !hidden ? " on" : "") + (judged ? " judged" : "");
+    if (!judged || blind) return el("li", { class: look }, inner);
     return el("li", null, el("button", { type: "button", class: look, title: "Switch this label", onclick: () => choose(suggestedOf(current())) }, inner));
   });
   return el("ul", { class: "set-chips", "aria-label": "Labels of this row" }, chips);
@@ -95,7 +96,7 @@ function tokenText(content) {
   content.tokens.forEach(([word, number], k) => {
     const tag = data.names[number];
     const judged = k >= from && k < to;
-    const shown = tag === OUTSIDE && !judged ? prose(word) : el(judged ? "mark" : "span", { class: judged ? "token judged" : "token" }, prose(word), " ", el("small", null, label(tag, 24)));
+    const shown = tag === OUTSIDE && !judged ? prose(word) : el(judged ? "mark" : "span", { class: judged ? "token judged" : "token" }, prose(word), " ", el("small", null, label(judged && blind ? "?" : tag, 24)));
     words.push(shown, " ");
   });
   return el("p", { class: "tokens" }, words);
@@ -127,7 +128,7 @@ function sideBySide(content) {
 function large(content, name) {
   const parts = [];
   if (content.chips) parts.push(chipList(content));
-  if (content.votes) parts.push(voteList(content));
+  if (content.votes && !blind) parts.push(voteList(content));
   if (content.tokens) parts.push(tokenText(content));
   if (content.image) parts.push(picture(content, name, false));
   if (content.text) parts.push(el("div", { class: content.text[0].length <= 180 ? "text short" : "text" }, content.text[0] === "" ? nothing("The text is empty.") : folded(content.text, FOLD)));

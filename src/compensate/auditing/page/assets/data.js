@@ -4,6 +4,7 @@ const data = JSON.parse(byId("data").textContent);
 const items = data.items;
 const all = items.index.length; // suspects, then other rows of issues
 const size = data.listed;
+const blind = Boolean(data.blind); // a random sample, shown without its labels
 const regression = data.kind === "regression";
 const classes = data.classes;
 const labelOf = (number) => data.labels[number];

@@ -58,7 +58,7 @@ function classDialog(i, choose) {
   const list = el("ul", { class: "class-list", id: "class-list" });
   const note = el("p", { class: "muted", role: "status" });
   const MOST = 500;
-  const order = [...new Set([...items.likely[i], ...classes])]; // the likeliest first
+  const order = blind ? classes : [...new Set([...items.likely[i], ...classes])]; // the likeliest first
   const take = (c) => {
     box.close();
     choose(labelOf(c));
@@ -66,7 +66,7 @@ function classDialog(i, choose) {
   const show = () => {
     const wanted = input.value.trim().toLowerCase();
     const found = order.filter((c) => labelOf(c).slice(0, 1000).toLowerCase().includes(wanted));
-    fill(list, found.slice(0, MOST).map((c) => el("li", null, el("button", { type: "button", onclick: () => take(c) }, label(labelOf(c), 90), c === items.given[i] && el("small", null, "given"), c === items.suggested[i] && el("small", null, "suggested")))));
+    fill(list, found.slice(0, MOST).map((c) => el("li", null, el("button", { type: "button", onclick: () => take(c) }, label(labelOf(c), 90), !blind && c === items.given[i] && el("small", null, "given"), !blind && c === items.suggested[i] && el("small", null, "suggested")))));
     note.textContent = found.length === 0 ? "No class has this in its name." : found.length > MOST ? `${count(found.length)} classes; the first ${MOST} are shown.` : "";
     return found;
   };
@@ -77,7 +77,7 @@ function classDialog(i, choose) {
       if (found.length > 0) take(found[0]);
     }
   });
-  const box = dialog("Another class", input, list, note);
+  const box = dialog(blind ? "Find a class" : "Another class", input, list, note);
   show();
   input.focus();
 }
@@ -154,6 +154,7 @@ function bulkDialog(done) {
 }
 
 function exportDialog() {
+  if (blind) return void dialog("The estimate so far", el("p", null, lookResult()), el("p", { class: "muted" }, LOOK_NEXT));
   const tally = store.tally();
   if (!served) download();
   const parts = [

@@ -4,17 +4,17 @@ const frame = {};
 
 function makeFrame() {
   frame.tabs = {
-    overview: el("a", { href: "#overview" }, "Overview"),
-    review: el("a", { href: "#review" }, "Review"),
-    ...(data.issues && { issues: el("a", { href: "#issues" }, "Issues") }),
+    ...(!blind && { overview: el("a", { href: "#overview" }, "Overview") }),
+    review: el("a", { href: "#review" }, blind ? "Estimate" : "Review"),
+    ...(!blind && data.issues && { issues: el("a", { href: "#issues" }, "Issues") }),
   };
-  frame.progress = el("span", { class: "progress-words" });
+  frame.progress = el("span", { class: "progress-words" + (blind ? " look-words" : "") });
   frame.fill = el("span");
   frame.export = el("button", { type: "button", class: "export", onclick: exportDialog }, served ? "Finish" : ["Export", el("span", { class: "wide-only" }, " corrections")]);
   frame.notice = el("p", { class: "notice", role: "alert", hidden: true });
   fill(
     byId("bar"),
-    el("div", { class: "data-name" }, el("b", null, label(data.title, 80)), el("span", { class: "flag-count" }, data.predictable && `${count(data.allFlagged, noun)} flagged`)),
+    el("div", { class: "data-name" }, el("b", null, label(data.title, 80)), el("span", { class: "flag-count" }, !blind && data.predictable && `${count(data.allFlagged, noun)} flagged`)),
     el("nav", { "aria-label": "Views" }, Object.values(frame.tabs)),
     el("div", { class: "progress" }, frame.progress, el("span", { class: "meter", "aria-hidden": "true" }, frame.fill)),
     frame.export,
@@ -25,10 +25,13 @@ function makeFrame() {
 function showProgress() {
   const tally = store.tally();
   const kept = served ? " · " + sync.words() : store.kept ? "" : " · not kept";
-  frame.progress.textContent = `${count(tally.decided)} of ${count(goal, noun)} decided` + kept;
+  const done = blind ? tally.all + tally.skip + tally.wrong : tally.decided;
+  const all = blind ? size : goal;
+  frame.progress.textContent = (blind ? [`${count(done)} of ${count(size)} looked at`, lookShare()].filter(Boolean).join("; ") : `${count(done)} of ${count(goal, noun)} decided`) + kept;
   frame.progress.title = store.kept ? "" : "This browser does not let the page keep your decisions. Export before you close it.";
   showNotice();
-  frame.fill.style.setProperty("width", goal ? (100 * tally.decided) / goal + "%" : "0");
+  if (blind) look.result.textContent = lookResult();
+  frame.fill.style.setProperty("width", all ? (100 * done) / all + "%" : "0");
   frame.export.disabled = !served && tally.all + tally.skip === 0; // an earlier audit's decisions may be in the folder
 }
 
@@ -72,7 +75,7 @@ function hideToast() {
   byId("toast").hidden = true;
 }
 
-let lastView = "overview";
+let lastView = blind ? "review" : "overview";
 
 function view() {
   // Any other fragment (the link that skips to the content) leaves the view as it is.
@@ -102,6 +105,7 @@ function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || dialogOpen()) return;
   const typing = event.target.closest("input:not([type=checkbox]):not([type=range]), select, textarea") !== null;
   if (typing) return;
+  if (blind) return lookKey(event);
   if (event.key === "?") return act(event, helpDialog);
   if (view() !== "review") return;
   if (/^[0-9]$/.test(event.key) && !regression) {
@@ -134,15 +138,18 @@ function act(event, what) {
 }
 
 makeFrame();
-makeReview();
+if (blind) makeLook();
+else makeReview();
 makeQueue();
-overview((given, suggested, show) => {
-  reviewPair(given, suggested, show);
-  location.hash = "#review";
-});
-if (data.issues) issuesView();
-showFilters();
-strip.reset();
+if (!blind) {
+  overview((given, suggested, show) => {
+    reviewPair(given, suggested, show);
+    location.hash = "#review";
+  });
+  if (data.issues) issuesView();
+  showFilters();
+  strip.reset();
+}
 showItem();
 showProgress();
 store.listeners.push(showProgress, () => actButtons.forEach((show) => show()));

@@ -17,15 +17,18 @@ function hero(open) {
     el(
       "div",
       { class: "hero-number" },
-      el("h1", null, el("span", { class: "big" }, known ? percent(value) : "?"), " ", el("span", { class: "big-what" }, `of ${noun}s look wrong`)),
+      el("h1", null, el("span", { class: "big" }, known ? percent(value) : "?"), " ", el("span", { class: "big-what" }, data.looks ? `of ${noun}s are wrong` : `of ${noun}s look wrong`)),
       known && low !== null && high !== null && [
-        el("p", { class: "between" }, "between ", el("b", null, percent(low)), " and ", el("b", null, percent(high)), ` of ${count(data.rows, noun)}`, isOpen(low, high) && `. The range is wide: wrong ${noun}s and unusual rows look alike to the models.`),
+        el("p", { class: "between" }, "between ", el("b", null, percent(low)), " and ", el("b", null, percent(high)), ` of ${count(data.rows, noun)}`, data.looks ? lookedAt() : isOpen(low, high) && `. The range is wide: wrong ${noun}s and unusual rows look alike to the models.`),
         intervalPicture([value, low, high]),
       ],
     ),
     el("div", { class: "hero-next" }, size === 0 ? nothingAtAll() : data.flagged === 0 ? nothingFlagged(open) : somethingFlagged(open), size > 0 && data.workload.length > 0 && workload()),
   );
 }
+
+// Labels that a person looked at, in a random sample.
+const lookedAt = () => `: a person looked at ${count(data.looks.looks)} of them (95 % interval)` + (data.looks.cannot > 0 ? `, and could not tell for ${count(data.looks.cannot)}` : "");
 
 // An interval whose ends say different things about the data.
 const isOpen = (low, high) => high - low > 0.02 && high > 3 * Math.max(low, 0.005);
@@ -38,7 +41,7 @@ function heroOfChance(open) {
       "div",
       { class: "hero-number" },
       el("h1", { class: "finding" }, `The ${noun}s cannot be predicted from the samples better than by chance`),
-      el("p", { class: "between" }, `So right and wrong ${noun}s cannot be told apart: ${count(data.rows, "row")} were looked at, and no number of errors is given.`),
+      el("p", { class: "between" }, data.looks ? ["Wrong: ", el("b", null, percent(data.noise[0])), ` (${percent(data.noise[1])} to ${percent(data.noise[2])}) of ${count(data.rows, noun)}`, lookedAt()] : `So right and wrong ${noun}s cannot be told apart: ${count(data.rows, "row")} were looked at, and no number of errors is given.`),
     ),
     el(
       "div",

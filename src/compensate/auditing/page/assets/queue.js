@@ -30,8 +30,8 @@ const ORDERS = {
 
 function makeQueue(keep = null) {
   const list = [];
-  for (let i = 0; i < size; i++) if (matches(i)) list.push(i);
-  queue.list = list.sort(ORDERS[filters.order]);
+  for (let i = 0; i < size; i++) if (blind || matches(i)) list.push(i);
+  queue.list = blind ? list : list.sort(ORDERS[filters.order]);
   const place = keep === null ? -1 : queue.list.indexOf(keep);
   queue.at = place >= 0 ? place : nextOpen(-1);
 }

@@ -249,6 +249,7 @@ function bulk() {
 // Showing
 
 function showItem(said = "") {
+  if (blind) return showLook();
   const r = review;
   const i = current();
   r.desk.hidden = i === null;
@@ -263,7 +264,7 @@ function showItem(said = "") {
   const name = nameOf(items.index[i], items.id[i], items.part[i]);
   fill(r.place, prose(name), items.new[i] === 1 && el("span", { class: "fresh" }, " · new"), made && el("span", { class: "made" }, " · " + describe(made)));
   showVerdict(i);
-  fill(r.stage, large(items.content[i], "The item, " + name));
+  fill(r.stage, reasons(i), large(items.content[i], "The item, " + name));
   r.stage.scrollTop = 0;
   r.keep.set(givenOf(i), made !== null && made.decision === "reject", distance(i) || setLabel(i));
   r.accept.set(suggestedOf(i), made !== null && made.decision === "accept", usualError(i) || setLabel(i));
@@ -272,6 +273,14 @@ function showItem(said = "") {
   showOthers(i, made);
   r.back.disabled = queue.at === 0;
   announce(`${said}${queue.at + 1} of ${queue.list.length}. ${name}. Given ${spoken(givenOf(i))}, suggested ${spoken(suggestedOf(i))}. ${judgement(i)}${data.predictable ? ", " + probability(items.p[i]) : ""}.`);
+}
+
+// The words or columns that speak against the given label, and their contributions to the difference of the logits.
+
+function reasons(i) {
+  const parts = items.why[i];
+  if (parts.length === 0) return null;
+  return el("p", { class: "why" }, "for ", label(suggestedOf(i), 30), ", against ", label(givenOf(i), 30), ": ", parts.map(([name, value], k) => [k > 0 && " · ", el("b", null, prose(clip(name, 40))), ` ${value.toFixed(2)}`]));
 }
 
 function showVerdict(i) {
@@ -287,7 +296,7 @@ function judgement(i) {
 }
 
 function describe(made) {
-  return { accept: "✓ accepted", reject: "= kept", other: "≠ " + plainText(made.label, 30), skip: "↷ skipped", drop: "✕ dropped", unclear: "~ unclear" }[made.decision];
+  return { accept: "✓ accepted", reject: "= kept", other: "≠ " + plainText(made.label, 30), skip: "↷ skipped", drop: "✕ dropped", unclear: "~ unclear", wrong: "✗ wrong" }[made.decision];
 }
 
 // Of a value: how far it is from the suggested one, in units of the usual error.

@@ -1,6 +1,7 @@
 // The decisions: kept in the browser under the hash of this audit, or by the server that the page comes from; undone step by step.
 
-const SYMBOLS = { accept: "✓", reject: "=", other: "≠", skip: "↷", drop: "✕", unclear: "~" };
+const SYMBOLS = { accept: "✓", reject: "=", other: "≠", skip: "↷", drop: "✕", unclear: "~", wrong: "✗" };
+const OPEN = ["skip", "wrong"]; // decisions after which the right label is unknown
 const STEPS = 100;
 
 const store = {
@@ -11,16 +12,16 @@ const store = {
   listeners: [],
 
   isDecided(i) {
-    return this.made[i] !== null && this.made[i].decision !== "skip";
+    return this.made[i] !== null && !OPEN.includes(this.made[i].decision);
   },
 
   tally() {
-    const tally = { accept: 0, reject: 0, other: 0, skip: 0, drop: 0, unclear: 0, decided: 0, all: 0 };
+    const tally = { accept: 0, reject: 0, other: 0, skip: 0, drop: 0, unclear: 0, wrong: 0, decided: 0, all: 0 };
     for (let i = 0; i < all; i++) {
       const made = this.made[i];
       if (made === null) continue;
       tally[made.decision]++;
-      if (made.decision !== "skip") {
+      if (!OPEN.includes(made.decision)) {
         tally.all++;
         if (counted(i)) tally.decided++;
       }

@@ -14,6 +14,7 @@ const strip = {
   },
 
   reset() {
+    if (blind) return;
     this.drawn.clear();
     this.track.replaceChildren();
     this.track.style.setProperty("width", queue.list.length * this.wide + "px");
@@ -21,12 +22,14 @@ const strip = {
   },
 
   show() {
+    if (blind) return;
     // The current item second from the left: where it comes from is seen, and more of where it goes.
     this.box.scrollLeft = Math.max(0, (queue.at - 1) * this.wide);
     this.draw(true);
   },
 
   draw(refresh = false) {
+    if (blind) return;
     const first = Math.max(0, Math.floor(this.box.scrollLeft / this.wide) - 2);
     const last = Math.min(queue.list.length, Math.ceil((this.box.scrollLeft + this.box.clientWidth) / this.wide) + 2);
     for (const [at, node] of this.drawn) {

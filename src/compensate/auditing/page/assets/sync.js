@@ -14,6 +14,7 @@ const sync = {
   sending: false,
   problem: "", // why decisions do not reach the server
   run: "",
+  looks: null, // the estimate so far
   audit: { state: "none" },
   listeners: [],
 
@@ -62,6 +63,7 @@ const sync = {
     if (answer !== null) {
       this.version = answer.version;
       this.run = answer.run;
+      this.looks = answer.looks;
       this.audit = answer.audit;
       this.receive(answer.made);
       this.flush(); // what could not be sent before

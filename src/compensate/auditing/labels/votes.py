@@ -13,12 +13,10 @@ Reference: Dawid and Skene, 1979, for the tables; Goh, Tkachenko and Mueller, CR
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,13 +25,11 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats import beta
 
-from compensate.auditing.api import audit
-from compensate.auditing.content import Content, digest_frame, digest_text, short_digest
+from compensate.auditing.content import Content
 from compensate.auditing.findings import Findings
 from compensate.auditing.labels.base import Classes
-from compensate.auditing.result import Audit, by_chance_note
 from compensate.data.columns import is_nested, numbers
-from compensate.data.dataset import Floats, Ints
+from compensate.data.dataset import Estimate, Floats, Ints
 from compensate.data.label_column import label_sign
 from compensate.errors import InputError, nearest
 
@@ -42,17 +38,15 @@ OWN_VOTES = 20.0  # pseudo-votes of each class that shrink an annotator's table 
 SHARED_VOTES = 5.0  # pseudo-votes of each class that shrink the table of all to one with equally likely errors
 START_ACCURACY = 0.8  # of annotators in the first step of EM
 MAX_STEPS, MIN_GAIN = 100, 1e-6  # EM stops after as many steps, or if the mean log-likelihood rises by less
-MAX_ENTRIES = 50_000_000  # entries of the tables of all annotators; with more, annotators share one table
 LEVELS = 3  # levels of a stated confidence, each with as many votes
 LEVEL = ": "  # between the name of an annotator and a level of confidence
 PEOPLE = frozenset({"human", "person", "expert", "manual", "gold", "crowd"})
 MODELS = frozenset({"llm", "gpt", "claude", "gemini", "llama", "mistral", "model", "ai", "machine"})
 CONFIDENCE = frozenset({"confidence", "certainty", "probability", "prob", "score"})
 """Words in the names of columns with labels by people, labels by models, and stated confidences."""
-
 _RATER = re.compile(r"(?:.*[\W_])?(?:annotator|rater|coder|judge|worker|labeler|reviewer|vote)[ _-]?(?!id$)\w+")
-LABEL = "consensus"  # the column that models learn
 VOTES_ALONE = "The samples do not predict the labels better than by chance, so the votes alone decide."
+MAX_ENTRIES = 50_000_000  # entries of the tables of all annotators; with more, annotators share one table
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +118,13 @@ class Consensus:
         """(N,) the probability that a label, by default the consensus, is wrong."""
         rows = np.arange(len(self.probabilities))
         return np.asarray(1 - self.probabilities[rows, self.label if label is None else label])
+
+    def judged(self, items: Ints, label: Ints) -> dict[str, Any]:
+        """Fields of `Findings` about labels of some items: error probabilities and their log odds, and the share of wrong labels."""
+        wrong = np.clip(1 - self.probabilities[items, label], 1e-9, 1 - 1e-9)
+        mean = float(wrong.mean())
+        share = Estimate(mean, float(wrong[wrong > 0.9].sum() / len(wrong)), min(1.0, 2 * mean))
+        return {"p_error": wrong, "log_odds": np.log(wrong / (1 - wrong)), "noise_rate": share}
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each item: consensus and its probability, the majority, the share of votes that agree, all votes."""
@@ -322,77 +323,3 @@ def _votes(item: Any, annotator: Any, label: Any, items: int, names: Sequence[An
         raise InputError(f'all votes say "{classes[0]}"; an audit needs at least two classes. Check the columns.')
     item, annotator, numbers = (np.asarray(values, np.int64) for values in (item, annotator, numbers))
     return Votes(item, annotator, numbers, items, tuple(map(str, names)), tuple(classes))
-
-
-def audit_votes(items: Any, votes: Votes, *, rounds: int = 2, **options: Any) -> tuple[Audit, Consensus]:
-    """An `Audit` of the majority's labels, and the consensus of annotators and models.
-
-    Models learn the consensus of the votes. Their out-of-fold predictions improve the consensus, which is then learned again.
-    Items without a vote are decided by the models. If the samples predict the consensus no better than by chance, the votes decide alone.
-
-    Args:
-        items: samples in any form that `compensate.audit` takes: a data frame, texts, images, embeddings.
-        votes: of the annotators.
-        rounds, options: the number of times that models are fitted, and options of `compensate.audit`.
-    """
-    if "memory" in options or "backend" in options:
-        raise InputError("memory and backend are not supported with votes; leave them out.")
-    found, consensus = None, find_consensus(votes)
-    for _ in range(rounds):
-        labels = votes.names[consensus.label]
-        labels[votes.counts.sum(1) == 0] = None
-        if isinstance(items, pd.DataFrame):
-            found = audit(items.assign(**{LABEL: labels}), label=LABEL, **options)
-        else:
-            found = audit(items, labels, **options)
-        if found.provenance.by_chance:
-            consensus = find_consensus(votes)
-            break
-        q = np.ones((votes.items, len(votes.classes)))
-        order = np.array([votes.classes.index(c) for c in found.classes])
-        assert found.probabilities is not None
-        q[np.ix_(found.index, order)] = found.probabilities
-        if len(found.unlabeled):  # only the probability of their likeliest class is kept; the others share the rest
-            rows, p = found.unlabeled["index"], np.asarray(found.unlabeled["probability"], np.float64)
-            q[rows] = ((1 - p) / (len(order) - 1))[:, None]
-            q[rows, order[found.unlabeled["suggested"]]] = p
-        consensus = find_consensus(votes, np.log(np.maximum(q, 1e-12)))
-    assert found is not None
-    # The majority's labels are the given ones, judged by the consensus.
-    numbers = np.array([found.classes.index(c) for c in votes.classes])
-    given, rows = votes.majority()[found.index], np.arange(len(found))
-    p = consensus.probabilities[found.index]
-    others = p.copy()
-    others[rows, given] = -1
-    wrong = np.clip(1 - p[rows, given], 1e-9, 1 - 1e-9)
-    mean = float(wrong.mean())
-    low, high = float(wrong[wrong > 0.9].sum() / len(wrong)), min(1.0, 2 * mean)
-    provenance, notes = found.provenance, found.notes
-    assert found.data is not None
-    if provenance.by_chance:  # the votes decided alone
-        provenance = replace(provenance, views={}, agreement=None, by_chance=False)
-        notes = (*(note for note in notes if note != by_chance_note("labels", found.data.source)), VOTES_ALONE)
-    return replace(
-        found, data=replace(found.data, parts=votes), given=numbers[given],
-        suggested=numbers[others.argmax(1)], p_error=wrong, log_odds=np.log(wrong / (1 - wrong)),
-        probabilities=p[:, np.argsort(numbers)].astype(np.float32),
-        noise_rate=replace(found.noise_rate, value=mean, low=low, high=high), provenance=provenance, notes=notes,
-    ), consensus  # fmt: skip
-
-
-def as_label_table(found: Audit, votes: Votes, items: pd.DataFrame, path: Path, title: str) -> tuple[Audit, bytes]:
-    """Turns an audit of votes into one of a table with a label column, the majority's labels, and returns that table as CSV.
-
-    Decisions can then be applied to the table, which the caller writes to `path`; `title` is the title of the page.
-    """
-    column = "label" if "label" not in items.columns else LABEL
-    frame = items.assign(**{column: votes.majority_names})
-    written = frame.to_csv(index=False).encode("utf-8", "surrogatepass")
-    read = pd.read_csv(io.BytesIO(written), dtype=str, keep_default_na=False, encoding_errors="surrogatepass")
-    assert found.data is not None
-    source = replace(
-        found.source, title=title, path=str(path), label=column, label_given=True,
-        digest=digest_text(short_digest(written)), row_digests=None,
-    )  # fmt: skip
-    data = replace(found.data, raw=frame.iloc[found.data.index], source=replace(found.data.source, label=column))
-    return replace(found, source=source, data=data, row_digests=digest_frame(read, column)[found.index]), written

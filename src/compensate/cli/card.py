@@ -1,0 +1,107 @@
+"""`compensate card`: describe the labels of an audited data set for its README."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from compensate._version import __version__
+from compensate.auditing.decisions import Correction, run_decisions
+from compensate.auditing.result import Audit
+from compensate.auditing.sampling import describe_looks
+from compensate.cli import options as o
+from compensate.cli.terminal import plural, say
+from compensate.errors import InputError, check
+from compensate.files import read_text, write_atomically
+
+BEGIN, END = "<!-- labels: written by compensate card -->", "<!-- end of labels -->"
+SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}
+"""Size categories of dataset cards, by their upper end."""
+
+LIMITS = {
+    "labels alone": "The share is an estimate from the labels and the samples alone. It is too low where models learn systematic errors; the "
+    "interval allows for that.",
+    "flags": "Labels that were not reviewed are judged by models. Some flags are wrong, and some wrong labels are not flagged.",
+}
+
+
+def card(
+    run: Annotated[Path, typer.Argument(help="Run folder that `compensate audit` wrote.")],
+    out: Annotated[Path | None, o.option(
+        "README to write; of an existing one, only the section on labels is replaced [default: print].", "--out", "-o"
+    )] = None,
+    reviewers: Annotated[int | None, o.option("Number of people who reviewed labels; a run does not store it.")] = None,
+) -> None:  # fmt: skip
+    """Describe the labels of an audited data set, for its README.
+
+    **Example:** `compensate card runs/reviews-3f2a --out README.md`
+
+    The card is Markdown with the metadata of a Hugging Face dataset card.
+    """
+    check(reviewers is None or reviewers > 0, "a number of people from 1 on", **{"--reviewers": reviewers})
+    o.check_path(run)
+    found = Audit.load(run)
+    section = describe_labels(found, run_decisions(run), reviewers)
+    before = read_text(out) if out is not None and out.exists() else front_matter(found)
+    head, begin, rest = before.partition(BEGIN)
+    if begin and END not in rest:
+        raise InputError(f'{out} has the line "{BEGIN}" without "{END}". Remove the first, or restore the last.')
+    tail = rest.partition(END)[2] if begin else "\n"
+    text = f"{head if begin else head.rstrip() + chr(10) * 2}{BEGIN}\n{section}\n{END}{tail}"
+    if out is None:
+        typer.echo(text)
+    else:
+        write_atomically(out, text.encode())
+        say(f"card: {out}", wrap=False)
+
+
+def front_matter(found: Audit) -> str:
+    """The metadata and the title of a new card; JSON texts are YAML too."""
+    rows = found.provenance.rows or len(found)
+    size = next((name for most, name in SIZES.items() if rows < most), "10M<n<100M")
+    fields = {"pretty_name": found.title, "size_categories": [size], "tags": ["label-errors"]}
+    lines = [f"{name}: {json.dumps(value, ensure_ascii=True)}" for name, value in fields.items()]
+    return "\n".join(("---", *lines, "---", "", f"# {_plain(found.title)}", ""))
+
+
+def describe_labels(found: Audit, decided: Sequence[Correction], reviewers: int | None = None) -> str:
+    """The section on labels: what was audited and how, the share of wrong labels, the review, the corrections and the limits."""
+    how, rate = found.provenance, found.noise_rate
+    share = f"about {rate.value:.1%} of the labels look wrong (90 % interval: {rate.low:.1%} to {rate.high:.1%})"
+    if how.looks is not None:
+        share = f"{describe_looks(how.looks)}; 95 % interval, from a random sample that a person looked at"
+    elif how.by_chance:
+        share = "unknown: the labels cannot be predicted from the samples better than by chance"
+    made = Counter(c.decision for c in decided)
+    changed = sum(c.changes for c in decided)
+    people = (
+        "an unknown number of people" if reviewers is None else plural(reviewers, "person").replace("persons", "people")
+    )
+    after = [
+        f"{plural(changed, 'label')} changed", f"{plural(made['drop'], 'row')} dropped", f"{made['unclear']:,} marked as unclear",
+        f"{made['wrong']:,} known to be wrong and not corrected",
+    ]  # fmt: skip
+    facts = {
+        "Audited": f"{plural(how.rows or len(found), 'label')} of {_plain(found.title)} ({found.source_digest or 'no digest'})",
+        "Classes": ", ".join(map(_plain, found.classes[:20])) + (", ..." if len(found.classes) > 20 else ""),
+        "Method": f"compensate {__version__}; each label judged by models that did not train on it" + f"; encoder {how.encoder}" * bool(how.encoder),
+        "Wrong labels": share,
+        "Flagged": found.flag_summary,
+        "Reviewed": f"{plural(len(decided), 'label')} by {people}" if decided else "nothing",
+        "Decisions": ", ".join(after) if decided else "none",
+    }  # fmt: skip
+    limits = [text for name, text in LIMITS.items() if name == "flags" or how.looks is None]
+    lines = [f"- **{name}**: {text}" for name, text in facts.items() if text]
+    return "\n".join(
+        ("## Labels", "", *lines, "", "Known limits:", "", *(f"- {_plain(t)}" for t in (*limits, *found.notes)))
+    )
+
+
+def _plain(text: object) -> str:
+    """A text on one line, without the signs of Markdown and HTML."""
+    return " ".join("".join(f"\\{c}" if c in r"\`*_[]<>#|" else c for c in str(text)).split())
