@@ -86,7 +86,7 @@ KINDS: dict[str, IssueKind] = {
 """All kinds, the most important first."""
 
 # Rows that are usually dropped.
-USELESS = ("identical_responses", "duplicate", "empty_text", "empty_row", "blank_image")
+USELESS = ("identical_responses", "duplicate", "empty_answer", "empty_text", "empty_row", "blank_image")
 
 
 def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:

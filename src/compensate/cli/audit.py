@@ -325,7 +325,7 @@ def audit(
     settings = {f.name: given[f.name] for f in fields(AuditRequest) if given.get(f.name) is not None}
     shared = {name: given[name] for name in ("text", "ignore", "encoder", "seed", "encoding", "delimiter", "out")}
     chosen = {*options, *(name for name, value in settings.items() if value)}
-    if not chosen - {"data", *shared} and has_votes(data, encoding, delimiter):
+    if not json_ and not chosen - {"data", *shared} and has_votes(data, encoding, delimiter):
         consensus(Path(str(data)), **shared)
         return
     request = AuditRequest(options=options, **settings)

@@ -74,11 +74,15 @@ def consensus(
         )
     folder = out or Path("runs") / f"{data.name.split('.')[0]}-consensus"
     check_run_folder(folder)
-    listed = (name + f" by {stated[name]}" * (name in stated) for name in raters)
-    by = f" ({', '.join(listed)}; other columns: --annotators, one label alone: audit --label)" if raters else ""
+    people = len(raters) or len(votes.annotators)
     say(
-        f"{data.name}: {votes.items:,} items, {len(votes.label):,} votes of {len(raters) or len(votes.annotators):,} annotators{by}, {len(votes.classes)} classes"
+        f"{data.name}: {votes.items:,} items, {len(votes.label):,} votes of {people:,} annotators, {len(votes.classes)} classes"
     )
+    if raters:
+        sure = "".join(f'; "{column}" is the confidence of "{name}"' for name, column in stated.items())
+        say(
+            f"annotators: {', '.join(raters)}{sure} (other columns: --annotators; one label alone: compensate audit --label)"
+        )
     options: dict[str, Any] = {name: value for name, value in (("text", text), ("ignore", ignore)) if value is not None}
     found, agreed = audit_votes(items, votes, encoder=encoder, seed=seed or 0, **options)
     found, labels = as_label_table(found, votes, items, folder / "labels.csv", data.name)

@@ -28,13 +28,10 @@ from compensate.data.pairs import PROMPTS, read_pairs, table_names
 STATES = ("keep", "drop")
 CHATS = ("messages", "conversations", "conversation")  # columns of whole conversations
 ANSWER_NAMES = ("output", "completion", "response", "answer")
-P_RULE, P_OTHER = (
-    0.9,
-    0.01,
-)  # stated probabilities that a row with, and without, a finding of a rule is bad; no model is fitted
+P_RULE, P_OTHER = 0.9, 0.01  # stated error probabilities of rows with and without a finding; no model is fitted
 START = 200  # characters in which a refusal is looked for
 MIN_WORDS = 8  # words from which on an answer may be truncated
-USUAL = 0.2  # a rule that applies to a larger share of the answers describes their style, and no error
+USUAL = 0.2  # a rule that applies to a larger share of the answers describes their style; it is then left out
 REFUSAL = re.compile(
     r"\bas an? (?:ai|artificial intelligence|language model)\b|\bi(?:'m| am) (?:sorry|afraid),? (?:but )?i(?: can(?:'t|not)| can not|'m unable| am unable)"
     r"|\bi (?:can(?:'t|not)|can not|won't|am unable to|am not able to) (?:help|assist|provide|fulfil|comply|answer|create|generate|write|do that)",
@@ -111,7 +108,7 @@ class Answers(LabelKind):
         return f'no label column: the answers in "{name(self.answer)}" are checked by rules'
 
     def rules(self, data: Dataset) -> Iterator[tuple[str, int, float, str, int | None]]:
-        """The findings of the rules, as of `issues`."""
+        """The findings of all rules, in the form of `issues`."""
         assert data.table is not None
         turns = turns_of(data.table, self.prompts, self.answer)
         open_ends = {
@@ -133,9 +130,11 @@ class Answers(LabelKind):
             yield "duplicate", i, similarity, f"{how} to row {int(data.index[j])}", int(data.index[j])
 
     def audit(self, data: Dataset, judging: Judging) -> Findings:
-        # Of equal rows the first is kept; similar rows are reported as issues only.
-        equal = {i for _, i, score, _, j in self.rules(data) if j is not None and score == 1 and j < data.index[i]}
-        bad = equal | {i for kind, i, *_ in self.rules(data) if kind != "duplicate"}
+        # The first of equal rows is kept; similar rows are reported as issues only.
+        bad = {
+            i for kind, i, score, _, j in self.rules(data)
+            if kind != "duplicate" or (score == 1 and j is not None and j < data.index[i])
+        }  # fmt: skip
         p = np.where(np.isin(np.arange(len(data)), list(bad)), P_RULE, P_OTHER)
         share = len(bad) / len(data)
         return Findings(

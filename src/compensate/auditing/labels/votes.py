@@ -14,6 +14,7 @@ Reference: Dawid and Skene, 1979, for the tables; Goh, Tkachenko and Mueller, CR
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -244,10 +245,11 @@ def vote_columns(frame: pd.DataFrame) -> tuple[list[str], dict[str, str]]:
     elif not models:
         people = []
     found = [*people, *models] if people else []
-    known = set().union(*(values[name] for name in found))
-    if len(found) < 2 or any(len(values[name]) < len(known) / 2 for name in found):
+    said = Counter(value for name in found for value in values[name])
+    shared = {value for value, count in said.items() if count > 1}
+    if len(found) < 2 or any(len(values[name] & shared) < len(said) / 2 for name in found):
         return [], {}
-    stated = {}
+    stated: dict[str, str] = {}
     for name in (n for n in values if _words(n) & CONFIDENCE and np.isfinite(numbers(frame[n])).any()):
         about = [m for m in found if _words(name) - CONFIDENCE <= _words(m)]
         stated |= {(models or about)[0] if about == found else about[0]: name} if about else {}
