@@ -62,10 +62,10 @@ def consensus(
         )
     frame = read_frame(data, encoding=encoding or "utf-8", delimiter=delimiter)
     raters, stated = vote_columns(frame) if annotators is annotator is item is None else ([], {})
-    if annotators is not None or raters:
-        named = [name.strip() for name in (annotators or "").split(",") if name.strip()]
-        items, votes = wide_votes(frame, named or raters, stated)
-        votes = replace(votes, first_decides=len(raters) == 2)
+    if annotators is not None:
+        items, votes = wide_votes(frame, [name.strip() for name in annotators.split(",") if name.strip()])
+    elif raters:
+        items, votes = wide_votes(frame, raters, stated)
     elif annotator is not None and item is not None:
         items, votes = long_votes(frame, item, annotator, label or "label")
     else:
@@ -74,15 +74,11 @@ def consensus(
         )
     folder = out or Path("runs") / f"{data.name.split('.')[0]}-consensus"
     check_run_folder(folder)
-    people = len(raters) or len(votes.annotators)
-    say(
-        f"{data.name}: {votes.items:,} items, {len(votes.label):,} votes of {people:,} annotators, {len(votes.classes)} classes"
-    )
+    people = f"{len(raters) or len(votes.annotators):,} annotators"
+    say(f"{data.name}: {votes.items:,} items, {len(votes.label):,} votes of {people}, {len(votes.classes)} classes")
     if raters:
         sure = "".join(f'; "{column}" is the confidence of "{name}"' for name, column in stated.items())
-        say(
-            f"annotators: {', '.join(raters)}{sure} (other columns: --annotators; one label alone: compensate audit --label)"
-        )
+        say(f"annotators: {', '.join(raters)}{sure} (others: --annotators; one label alone: compensate audit --label)")
     options: dict[str, Any] = {name: value for name, value in (("text", text), ("ignore", ignore)) if value is not None}
     found, agreed = audit_votes(items, votes, encoder=encoder, seed=seed or 0, **options)
     found, labels = as_label_table(found, votes, items, folder / "labels.csv", data.name)

@@ -32,12 +32,7 @@ from compensate.errors import InputError, nearest
 MIN_WORDS, MAX_OTHER_COLUMNS = 6, 3
 # Names of two columns whose texts are judged together: the label says how they relate
 PAIRED_TEXTS = (
-    *(
-        ("instruction", "input", "output"),
-        ("instruction", "output"),
-        ("instruction", "response"),
-        ("prompt", "response"),
-    ),
+    *(("instruction", "input", "output"), ("instruction", "output"), ("prompt", "response")),
     *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("text1", "text2")),
     *(("text_a", "text_b"), ("question1", "question2"), ("question", "answer"), ("question", "passage")),
     *(("query", "document"), ("query", "passage"), ("claim", "evidence"), ("prompt", "completion")),

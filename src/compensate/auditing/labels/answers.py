@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,14 +37,7 @@ REFUSAL = re.compile(
     r"|\bi (?:can(?:'t|not)|can not|won't|am unable to|am not able to) (?:help|assist|provide|fulfil|comply|answer|create|generate|write|do that)",
     re.IGNORECASE,
 )
-_OPEN_END = re.compile(r"[\w,]\Z")
-
-
-class Turn(NamedTuple):
-    """A prompt and its answer."""
-
-    prompt: str
-    answer: str
+_OPEN_END = re.compile(r"[\w,]\s*\Z")
 
 
 def turn_columns(names: Sequence[str]) -> tuple[tuple[str, ...], str] | None:
@@ -62,29 +55,24 @@ def turn_columns(names: Sequence[str]) -> tuple[tuple[str, ...], str] | None:
     return (prompts, answer) if prompts and answer else None
 
 
-def turns_of(frame: pd.DataFrame, prompts: Sequence[str], answer: str) -> list[Turn]:
+def turns_of(frame: pd.DataFrame, prompts: Sequence[str], answer: str) -> list[tuple[str, str]]:
     """The prompt and the answer of each row; of a conversation the last message is the answer."""
     found = []
     for row in range(len(frame)):
         said = messages(frame[answer].iloc[row])
         asked = [text for name in prompts for text in messages(frame[name].iloc[row]) if text]
-        found.append(Turn("\n".join([*asked, *said[:-1]]), said[-1]))
+        found.append(("\n".join([*asked, *said[:-1]]), said[-1]))
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class Answers(LabelKind):
-    """Rows that are kept or dropped for their answers.
-
-    Attributes:
-        prompts, answer: the columns.
-    """
+    """Rows that are kept or dropped for their answers, which are in the column `answer`; `prompts` are the columns before it."""
 
     prompts: tuple[str, ...]
     answer: str
 
     form = "answer"
-    pattern = re.compile(r"(\d{1,15})")
     noun = "rows"
     refused = {name: SEVERAL.format(name) for name in ("model", "finetune")} | {
         "decisions": "decisions about answers cannot be used in another audit; apply them, and audit the corrected file.",
@@ -111,9 +99,7 @@ class Answers(LabelKind):
         """The findings of all rules, in the form of `issues`."""
         assert data.table is not None
         turns = turns_of(data.table, self.prompts, self.answer)
-        open_ends = {
-            i for i, (_, a) in enumerate(turns) if len(a.split()) >= MIN_WORDS and _OPEN_END.search(a.rstrip())
-        }
+        open_ends = {i for i, (_, a) in enumerate(turns) if _OPEN_END.search(a) and len(a.split()) >= MIN_WORDS}
         spoken = [(language(prompt)[0], language(answer)[0]) for prompt, answer in turns]
         changed = {i for i, (asked, said) in enumerate(spoken) if asked and said and asked != said}
         for i, (_, answer) in enumerate(turns):
@@ -149,21 +135,12 @@ class Answers(LabelKind):
         return list(self.rules(data))
 
     @classmethod
-    def format(cls, address: Address) -> str:
-        return f"{cls.form} {address.row}"
-
-    @classmethod
-    def parse(cls, text: str, row: int = -1) -> Address:
-        return Address(int(cls.match(text)[1]), None)
-
-    @classmethod
     def write(cls, data: Path, decided: Sequence[tuple[Correction, Address]], out: Path, reading: Reading) -> int:
         columns = turn_columns(table_names(data))
         labels = open_labels(data, None if columns is None else columns[1], *reading[1:])
-        for c, _ in decided:
+        dropped: dict[int, None] = {}
+        for c, (row, _) in decided:
             check_given(data, c, STATES[0])
-        dropped = {
-            row: None for c, (row, _) in decided if c.decision == "drop" or (c.changes and c.label.strip() == STATES[1])
-        }
+            dropped |= {row: None} if c.decision == "drop" or c.label.strip() == STATES[1] else {}
         labels.write(out, dropped)
         return len(labels.cells)

@@ -63,7 +63,7 @@ class LabelKind:
     """A kind of label; instances hold the labels of some data, and class methods work without data."""
 
     form: ClassVar[str] = ""  # the first word of an address as text; empty where a row has one label
-    pattern: ClassVar[re.Pattern[str]] = re.compile("")  # the rest of an address as text
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d{1,15})")  # the rest of an address as text; by default a row
     # Columns of the list of suspects, each a function of the part of an address.
     part_columns: ClassVar[tuple[tuple[str, Callable[[Any], Any]], ...]] = ()
     noun: ClassVar[str] = "labels"  # the plural that notes use
@@ -111,12 +111,12 @@ class LabelKind:
     @classmethod
     def format(cls, address: Address) -> str:
         """An address as text."""
-        raise NotImplementedError
+        return f"{cls.form} {address.row}"
 
     @classmethod
     def parse(cls, text: str, row: int = -1) -> Address:
         """An address from its text; `row` is used where the text does not name it."""
-        raise NotImplementedError
+        return Address(int(cls.match(text)[1]), None)
 
     @classmethod
     def match(cls, text: str) -> re.Match[str]:

@@ -61,7 +61,6 @@ class Votes(Classes):
     annotators: tuple[str, ...]
     classes: tuple[str, ...]
     keys: tuple[Any, ...] = ()  # names of the items; by default their numbers
-    first_decides: bool = False  # whether the first annotator decides ties
 
     @cached_property
     def counts(self) -> Floats:
@@ -76,9 +75,9 @@ class Votes(Classes):
         return np.array(self.classes, dtype=object)
 
     def majority(self) -> Ints:
-        """(N,) the class with most votes; ties go to the class with more votes on all items, or to that of the first annotator."""
+        """(N,) the class with most votes; ties go to the first annotator of two, and else to the class with more votes on all items."""
         counts = self.counts + self.counts.sum(0) / (10 * self.counts.sum() + 1)
-        first = self.annotator == 0 if self.first_decides else np.zeros(len(self.annotator), bool)
+        first = (self.annotator == 0) & (len({name.split(LEVEL)[0] for name in self.annotators}) == 2)
         np.add.at(counts, (self.item[first], self.label[first]), 0.5)
         return np.asarray(counts.argmax(1))
 
@@ -209,11 +208,7 @@ def _fit_tables(votes: Votes, log_prior: Floats) -> tuple[Floats, Floats, float]
 
 
 def _words(name: str) -> set[str]:
-    """The words of a name in lower case; a version is no word.
-
-    >>> sorted(_words("GPT4_label")), sorted(_words("llmConfidence"))
-    (['gpt', 'label'], ['confidence', 'llm'])
-    """
+    """The words of a name in lower case, without numbers of versions."""
     return set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()))
 
 
@@ -231,11 +226,8 @@ def vote_columns(frame: pd.DataFrame) -> tuple[list[str], dict[str, str]]:
     >>> vote_columns(frame)
     (['label', 'llm_label'], {'llm_label': 'llm_confidence'})
     """
-    values = {
-        name: {str(v).strip() for v in frame[name].dropna()} - {""}
-        for name in map(str, frame.columns)
-        if not is_nested(frame[name])
-    }
+    flat = [str(name) for name in frame.columns if not is_nested(frame[name])]
+    values = {name: {str(v).strip() for v in frame[name].dropna()} - {""} for name in flat}
     words = {name: _words(name) for name, said in values.items() if 0 < len(said) <= max(5, min(100, len(frame) // 2))}
     models = [name for name in words if words[name] & MODELS and not words[name] & CONFIDENCE]
     people = [name for name in words if name not in models and (label_sign(name) in (0, 1) or words[name] & PEOPLE)]
