@@ -17,7 +17,7 @@ from test_review_round_trip import pairs
 
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import read_corrections, write_corrections
-from compensate.auditing.exchange import label_studio_config
+from compensate.auditing.exchange import label_studio_config, read_decisions
 from compensate.auditing.request import reopen
 from compensate.auditing.result import Audit, apply_corrections
 from compensate.auditing.store import write_run
@@ -127,7 +127,7 @@ def test_decisions_in_label_studio_come_back_to_their_rows(form: str, found: Aud
         labels[WRONG[2]] = None
     export = tmp_path / "export.json"
     export.write_text(json.dumps(decided_in_label_studio(tasks, labels, form)))
-    decided = {c.index: c for c in read_corrections(export)}
+    decided = {c.index: c for c in read_decisions(export)}
     assert set(decided) == set(labels), "what nobody looked at is no decision"
     assert decided[WRONG[0]].decision == "accept"
     assert decided[WRONG[1]].decision == "reject"
@@ -156,7 +156,7 @@ def test_what_nobody_saved_again_is_no_decision_in_json_min(found: Audit, tmp_pa
         {**data[3], **made, "label": data[3]["suggested"]},
     ]
     (tmp_path / "export.json").write_text(json.dumps(records))
-    decided = {c.index: c.decision for c in read_corrections(tmp_path / "export.json")}
+    decided = {c.index: c.decision for c in read_decisions(tmp_path / "export.json")}
     assert decided == {data[1]["row"]: "reject", data[2]["row"]: "reject", data[3]["row"]: "accept"}
 
 
@@ -202,7 +202,7 @@ def test_decisions_in_argilla_come_back_to_their_rows(flat: bool, found: Audit, 
     if flat:
         labels[WRONG[2]] = None
     (tmp_path / "export.json").write_text(json.dumps(decided_in_argilla(records, labels, flat)))
-    decided = {c.index: c.decision for c in read_corrections(tmp_path / "export.json")}
+    decided = {c.index: c.decision for c in read_decisions(tmp_path / "export.json")}
     assert decided == {WRONG[0]: "accept", WRONG[1]: "reject", **({WRONG[2]: "skip"} if flat else {})}
     assert apply_corrections(found.config["source"], tmp_path / "export.json").changed == 1
 
@@ -210,7 +210,7 @@ def test_decisions_in_argilla_come_back_to_their_rows(flat: bool, found: Audit, 
 def test_records_of_argilla_without_an_answer_are_no_decisions(found: Audit, tmp_path: Path) -> None:
     source, export = Path(found.config["source"]), tmp_path / "export.json"
     export.write_text(json.dumps(found.to_argilla()))
-    assert read_corrections(export) == ()
+    assert read_decisions(export) == ()
     assert "holds no decision, so the labels are as they were" in run("apply", source, export, "-o", tmp_path / "a.csv")
 
 
@@ -399,4 +399,4 @@ def test_a_run_whose_source_has_changed_is_not_exported(found: Audit, tmp_path: 
 def test_an_export_that_is_none_is_refused(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "export.json").write_text(content)
     with pytest.raises(InputError, match=said):
-        read_corrections(tmp_path / "export.json")
+        read_decisions(tmp_path / "export.json")

@@ -24,6 +24,7 @@ from compensate.auditing.chunks import ChunkedDataset, FinishedStages, cut, open
 from compensate.auditing.class_names import without_spellings
 from compensate.auditing.content import digest_frame
 from compensate.auditing.decisions import Correction, decided_labels
+from compensate.auditing.exchange import read_decisions
 from compensate.auditing.execution import LOCAL, Cluster, Execution
 from compensate.auditing.features import FeatureViews, Progress, unused_encoder
 from compensate.auditing.findings import Findings, Provenance
@@ -214,7 +215,7 @@ class _Settings:
 
 def _audit_classes(data: Dataset, how: _Settings) -> Findings:
     """The audit of one class a row, for data in memory and in chunks."""
-    decided = None if how.decisions is None else decided_labels(data, how.decisions)
+    decided = None if how.decisions is None else decided_labels(data, read_decisions(how.decisions))
     present = np.asarray(data.target, np.int64) if decided is None else decided.labels
     given, notes = _labels_to_learn(data.relabel(present))
     rows = np.flatnonzero(given != UNLABELED)

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from compensate.auditing.content import digest_text
-from compensate.auditing.exchange import SUFFIXES, read_exported
 from compensate.auditing.write_back import csv_bytes, guard, same_label, unguard
 from compensate.data.dataset import UNLABELED, Dataset, Ints
 from compensate.data.tables import read_frame
@@ -103,11 +102,10 @@ class Applied:
 # --- corrections.csv ------------------------------------------------------------------------------------------
 
 
-def read_corrections(path: str | Path) -> tuple[Correction, ...]:
-    """The decisions of ``corrections.csv``, or of an export of Label Studio or Argilla; an error names the unusable line."""
-    rows = read_exported(path) if Path(path).suffix.lower() in SUFFIXES else _rows(path)
+def read_corrections(path: str | Path, rows: Iterable[Mapping[str, str]] | None = None) -> tuple[Correction, ...]:
+    """The decisions of ``corrections.csv``, or of the rows of another file; an error names the unusable line."""
     corrections: dict[int, Correction] = {}
-    for n, cells in enumerate(rows, 1):
+    for n, cells in enumerate(_rows(path) if rows is None else rows, 1):
         where = f"{path}, row {n}"
         index, decision, label = cells["index"].strip(), cells["decision"].strip().lower(), cells["label"]
         if not (index.isascii() and index.isdigit()):
@@ -240,7 +238,7 @@ class Decided:
     ]  # the decided rows of the source, and the numbers of corrected, confirmed and unclear labels
 
 
-def decided_labels(data: Dataset, decisions: str | Path | Iterable[Correction]) -> Decided:
+def decided_labels(data: Dataset, decisions: Iterable[Correction]) -> Decided:
     """The labels of the data with decisions of an earlier audit.
 
     The data may hold the old or the decided labels. Rows that were dropped or are unclear count as rows without a label.
@@ -248,8 +246,6 @@ def decided_labels(data: Dataset, decisions: str | Path | Iterable[Correction]) 
     rows, labels = np.zeros(len(data), bool), data.target.astype(np.int64).copy()
     before, unclear = labels.copy(), 0
     classes = {name: number for number, name in enumerate(data.classes)}
-    if isinstance(decisions, (str, Path)):  # the folder of a run, or a file
-        decisions = run_decisions(Path(decisions)) if Path(decisions).is_dir() else read_corrections(decisions)
     decisions = [c for c in decisions if c.settled]
     for c, row in zip(decisions, find_rows(data, decisions), strict=True):
         if c.decision in ("drop", "unclear"):

@@ -16,7 +16,7 @@ from scipy.special import expit
 from compensate.auditing import check as checking
 from compensate.auditing import exchange, store
 from compensate.auditing.content import digest_text, sample_cells
-from compensate.auditing.decisions import Applied, Correction, changes, check_source, read_corrections
+from compensate.auditing.decisions import Applied, Correction, changes, check_source
 from compensate.auditing.findings import SAMPLE_KINDS, Findings
 from compensate.auditing.issues import find_issues, with_ids
 from compensate.auditing.judge import Judge
@@ -154,7 +154,7 @@ class Audit(Findings):
         >>> found = audit(digits().relabel(labels), encoder="none")
         >>> sample = found.sample()
         >>> looked_at = found.estimate(sample, (labels != digits().target)[sample.index[:100]].tolist())
-        >>> looked_at.noise_rate.low < (labels != digits().target).mean() < looked_at.noise_rate.high
+        >>> looked_at.noise_rate.low < float((labels != digits().target).mean()) < looked_at.noise_rate.high
         True
         """
         looks, places = sample.estimate(wrong), pd.Index(self.index).get_indexer(pd.Index(sample.index[: len(wrong)]))
@@ -400,7 +400,7 @@ class Audit(Findings):
                 )
             options: dict[str, Any] = {"label": self.source.label, **self.reading, "force": force, "rematch": rematch}
             return apply_corrections(self.source.path, corrections, out, label_kind=self.label_kind, **options)
-        decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
+        decided = exchange.read_decisions(corrections)
         check_source(decided, self.source_digest, self.title)
         cells: list[Any] = [""] * (int(self.index.max(initial=-1)) + 1)
         for place, name in zip(self.index.tolist(), self.names(self.given), strict=True):
@@ -479,7 +479,7 @@ def apply_corrections(
 
     Args:
         data: the audited file or folder.
-        corrections: the file exported by the review page, or the records of `read_corrections`.
+        corrections: the file exported by the review page, an export of Label Studio or Argilla, or `Correction` records.
         out: the file to write, or the folder for several Parquet files, masks and a saved data set; by default ``name.fixed.csv``.
         label, encoding, delimiter: of the file, if they were given for the audit.
         force: overwrite an existing file.
@@ -489,7 +489,7 @@ def apply_corrections(
     """
     data = Path(data)
     check(layout in LAYOUTS, f"one of {', '.join(LAYOUTS)}", layout=f'"{layout}"')
-    decided = read_corrections(corrections) if isinstance(corrections, (str, Path)) else tuple(corrections)
+    decided = exchange.read_decisions(corrections)
     kinds = {kind_of(c.part) for c in decided} or {label_kind}
     if len(kinds) > 1:
         raise InputError("these corrections are about more than one form of labels; apply one audit at a time.")

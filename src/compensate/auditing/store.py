@@ -177,7 +177,7 @@ def load_audit(folder: Path) -> dict[str, Any]:
         for name in ("ids", "parts"):
             _expect(len(texts.get(name, ())) in (0, len(arrays["index"])), f"{name} are not one for each row")
         parts = texts.get("parts", [])
-        label_kind = kind_of(parts[0] if parts else "")
+        label_kind = kind_of(parts[0] if parts else "", texts["kind"])
         rows = arrays.get("sample", np.full(len(parts), -1)).tolist()
         addresses = tuple(label_kind.parse(part, row) for part, row in zip(parts, rows, strict=False))
     except (OSError, ValueError, RecursionError) as error:

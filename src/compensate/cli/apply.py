@@ -79,7 +79,7 @@ def apply(
     named = [name for name, value in {**acts, "undo": undo or None}.items() if value is not None]
     if named and not run.is_dir():
         raise InputError(
-            f"--{named[0]} acts on the findings of a run, and {run} is not the folder of one; give that folder."
+            f"--{named[0]} acts on the findings of a run, and {run} is not the folder of one; expected that folder."
         )
     if accept is not None and not run.is_dir():
         raise InputError(
@@ -188,7 +188,6 @@ def export(
     if out.exists() and not force:
         raise InputError(f"{out} is there already; name another file, or overwrite it with --force.")
     found = reopen(run)
-    exchange.whole_rows(found)
     if to == "cleanlab":
         issues = found.to_cleanlab()["issues"]
         write_csv(out, issues.reset_index(names="row"))

@@ -34,14 +34,14 @@ def labels_of(data: Dataset) -> LabelKind:
     return next(labels for kind in KINDS if (labels := kind.recognize(data)) is not None)
 
 
-def kind_of(part: str) -> type[LabelKind]:
-    """The kind of the labels with this address; without one, labels of whole rows.
+def kind_of(part: str, page: str | None = None) -> type[LabelKind]:
+    """The kind of the labels with this address; without one, of the labels of whole rows with this page.
 
-    >>> kind_of("tokens 120 3").__name__, kind_of("").__name__
-    ('TokenTags', 'Classes')
+    >>> kind_of("tokens 120 3").__name__, kind_of("").__name__, kind_of("", "regression").__name__
+    ('TokenTags', 'Classes', 'Quantity')
     """
     form = part.partition(" ")[0]
-    kind = next((kind for kind in reversed(KINDS) if kind.form == form), None)
+    kind = next((kind for kind in KINDS if kind.form == form and (form or kind.page in (None, page))), None)
     if kind is None:
         raise no_address(part)
     return kind

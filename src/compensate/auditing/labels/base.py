@@ -1,7 +1,8 @@
 """The interface of a kind of label, and code that several kinds share.
 
 A kind states which questions it poses to the judge (`LabelKind.read`, `LabelKind.audit`), how a finding is shown (`LabelKind.show`,
-`LabelKind.address_columns`) and how decisions are written back (`LabelKind.write`). Where a sample has several labels, each has an `Address`;
+`LabelKind.address_columns`), how an annotation tool asks about it (`LabelKind.ask`) and how decisions are written back (`LabelKind.write`).
+Where a sample has several labels, each has an `Address`;
 ``corrections.csv`` and the review page carry it as a text:
 
 - ``label ROW NAME``: whether the row has this label, in a cell of joined labels or a list;
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -69,6 +70,9 @@ class LabelKind:
     noun: ClassVar[str] = "labels"  # the plural that notes use
     page: ClassVar[str | None] = None  # the kind of the review page; by default it follows the samples
     options: ClassVar[tuple[str, ...]] = ()  # options of its reader that no other reader has
+    # How an annotation tool asks for the labels of a sample: a form of `compensate.auditing.exchange.FORMS`, or empty.
+    answer: ClassVar[str] = "choice"
+    sides: ClassVar[tuple[str, ...]] = ()  # names of texts that such a tool shows side by side
     # Arguments of an audit that it cannot use, with the error.
     refused: ClassVar[Mapping[str, str]] = {name: SEVERAL.format(name) for name in ("model", "finetune")}
 
@@ -107,6 +111,25 @@ class LabelKind:
     def groups(cls, audit: Findings) -> tuple[tuple[str, ...], Ints]:
         """Names, and (N,) numbers, of the groups that the page counts: by default the classes."""
         return audit.classes, audit.given
+
+    @classmethod
+    def choices(cls, audit: Findings) -> Sequence[str]:
+        """The names that an annotation tool offers: by default the classes."""
+        return audit.classes
+
+    def ask(self, audit: Any, labels: Sequence[int], flagged: Sequence[int]) -> tuple[Any, Any, dict[str, Any]]:
+        """The given and the suggested answer about a sample for an annotation tool, and the fields of a record by which `decide` finds its labels.
+
+        `labels` are those of the sample, the most suspect first, and `flagged` the flagged ones among them.
+        """
+        one = labels[:1]
+        (given,), (suggested,) = audit.written(audit.given[one]), audit.names(audit.suggested[one])
+        return given, suggested, {"row": int(audit.index[one[0]]), "given": given}
+
+    @classmethod
+    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[tuple[Any, str, str, str, str]]:
+        """The decisions in an answer, empty if it was skipped: the number, given, new and suggested label, and the address of each."""
+        yield about["row"], str(about["given"]), answer, suggested or "", str(about.get("part") or "")
 
     @classmethod
     def format(cls, address: Address) -> str:

@@ -54,6 +54,7 @@ class Quantity(Classes):
 
     noun = "values"
     page = "regression"
+    answer = "number"
     refused: ClassVar[Mapping[str, str]] = {
         "decisions": "decisions are about classes; quantities are audited without them. Leave decisions out.",
         "model": "quantities are judged without a model of your own; give its embeddings as features=... (--features on the command line).",

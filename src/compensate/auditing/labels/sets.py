@@ -61,6 +61,7 @@ class LabelSets(LabelKind):
     pattern = re.compile(r"(\d{1,15}) (.*)", re.DOTALL)
     part_columns = (("label", str),)
     options = ("labels_columns",)
+    answer = "choices"
 
     def __post_init__(self) -> None:
         _check_size(len(self.given), len(self.names))
@@ -130,6 +131,26 @@ class LabelSets(LabelKind):
     def groups(cls, audit: Findings) -> tuple[tuple[str, ...], Ints]:
         names = audit.provenance.labels
         return names, audit.index % len(names)
+
+    @classmethod
+    def choices(cls, audit: Findings) -> Sequence[str]:
+        return audit.provenance.labels
+
+    def ask(self, audit: Any, labels: Sequence[int], flagged: Sequence[int]) -> tuple[Any, Any, dict[str, Any]]:
+        """All labels of the row; the record holds the state of each, in their order."""
+        row = audit.addresses[labels[0]].row
+        states = dict(zip(self.names, (("", *STATES)[answer + 1] for answer in self.given[row].tolist()), strict=True))
+        wanted = states | {audit.addresses[i].part: STATES[audit.suggested[i]] for i in flagged}
+        given, suggested = ([name for name, state in some.items() if state == STATES[1]] for some in (states, wanted))
+        return given, suggested, {"row": row, "given": json.dumps(states)}
+
+    @classmethod
+    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[tuple[Any, str, str, str, str]]:
+        row, states = int(about["row"]), json.loads(about["given"]) if isinstance(answer, list) else {}
+        for k, (name, given) in enumerate(states.items()):
+            new, likely = (STATES[name in some] for some in (answer, suggested))
+            if given or new == STATES[1]:  # an unknown label stays so unless it was chosen
+                yield row * len(states) + k, given, new, likely, cls.format(Address(row, name))
 
     @classmethod
     def format(cls, address: Address) -> str:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +66,7 @@ class TokenTags(NeighboringLabels):
     pattern = re.compile(r"(\d{1,15}) (\d{1,6})")
     noun = "tags"
     units = "tokens"
+    answer = "spans"
     part_columns = (("token", attrgetter("start")), ("tokens", len))
 
     @cached_property
@@ -172,6 +173,35 @@ class TokenTags(NeighboringLabels):
         return replace(content, text=None, tokens=tokens, marked=(part.start - start, part.stop - start))
 
     @classmethod
+    def choices(cls, audit: Findings) -> Sequence[str]:
+        return [name for name in audit.classes if name != OUTSIDE]
+
+    def ask(self, audit: Any, labels: Sequence[int], flagged: Sequence[int]) -> tuple[Any, Any, dict[str, Any]]:
+        """The entities of the sentence as spans of its text; the record holds each word with its type."""
+        row = audit.addresses[labels[0]].row
+        sentence, start = self.sentences[row], int(np.searchsorted(self.sentence_of, row))
+        types = [split_tag(token.tag)[1] for token in sentence]
+        wanted = list(types)
+        for i in flagged:
+            part = audit.addresses[i].part
+            wanted[part.start - start : part.stop - start] = [audit.classes[audit.suggested[i]]] * len(part)
+        about = {"row": row, "part": self.format(Address(row, range(start, start + len(sentence))))}
+        about["given"] = json.dumps([(token.word, kind) for token, kind in zip(sentence, types, strict=True)])
+        return spans_of(sentence, types), spans_of(sentence, wanted), about
+
+    @classmethod
+    def decide(cls, about: Mapping[str, Any], answer: Any, suggested: Any) -> Iterable[tuple[Any, str, str, str, str]]:
+        """Neighboring tokens with the same given and new type are one decision; without a change, one keeps the first of them."""
+        at, tokens, first = 0, [], cls.parse(about["part"]).part.start
+        for word, given in json.loads(about["given"]) if isinstance(answer, list) else ():
+            here = ([kind for i, j, kind in some if i < at + len(word) and at < j] for some in (answer, suggested))
+            tokens.append((given, *((kinds or [OUTSIDE])[0] for kinds in here)))
+            at += len(word) + 1
+        ends = np.cumsum([0, *(len([*same]) for _, same in groupby(tokens))]).tolist()
+        runs = [(first + a, *tokens[a], f"{cls.form} {first + a} {b - a}") for a, b in pairwise(ends)]
+        return [run for run in runs if run[1] != run[2]] or runs[:1]
+
+    @classmethod
     def format(cls, address: Address) -> str:
         return f"{cls.form} {address.part.start} {len(address.part)}"
 
@@ -218,6 +248,22 @@ class TokenTags(NeighboringLabels):
         editor.drop_parts(starts, {int(np.searchsorted(firsts, first, "right")) - 1 for first in dropped})
         editor.write(out)
         return len(tokens)
+
+
+def spans_of(sentence: Sequence[Token], types: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Start, end and type of the entities in the words of a sentence, joined by blanks.
+
+    >>> spans_of([Token("in", "O"), Token("New", "B-place"), Token("York", "I-place")], ["O", "place", "place"])
+    [(3, 11, 'place')]
+    """
+    spans: list[tuple[int, int, str]] = []
+    at, before = 0, OUTSIDE
+    for token, kind in zip(sentence, types, strict=True):
+        joins = kind == before and split_tag(token.tag)[0] not in BEGINNINGS
+        if kind != OUTSIDE:
+            spans.append((spans.pop()[0] if joins else at, at + len(token.word), kind))
+        at, before = at + len(token.word) + 1, kind
+    return spans
 
 
 def split_tag(tag: str) -> tuple[str, str]:
