@@ -164,13 +164,7 @@ def messages(cell: Any) -> list[str]:
 
 
 def is_chat(column: pd.Series) -> bool:
-    """Whether cells are conversations: lists of messages, each with a content and a role.
-
-    >>> is_chat(pd.Series([[{"role": "user", "content": "Hi"}]])), is_chat(pd.Series([["Hi"]]))
-    (True, False)
-    """
-    if column.dtype != object:
-        return False
+    """Whether cells are conversations: lists of messages, each with a role and a content."""
     cells = [cell for cell in column.head(PROBED_CELLS) if isinstance(cell, (list, tuple, np.ndarray)) and len(cell)]
     said = (m for cell in cells for m in cell)
     return bool(cells) and all(isinstance(m, Mapping) and ("content" in m or "value" in m) for m in said)

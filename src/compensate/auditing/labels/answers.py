@@ -18,7 +18,7 @@ from compensate.auditing.decisions import Correction
 from compensate.auditing.duplicates import find_pairs, partners
 from compensate.auditing.findings import Address, Findings, Provenance
 from compensate.auditing.issues import language
-from compensate.auditing.labels.base import SEVERAL, Judging, LabelKind, Reader, Reading, check_given
+from compensate.auditing.labels.base import Judging, LabelKind, Reader, Reading, check_given
 from compensate.auditing.write_back import open_labels
 from compensate.data.columns import messages
 from compensate.data.dataset import Dataset, Estimate, Source
@@ -74,9 +74,7 @@ class Answers(LabelKind):
 
     form = "answer"
     noun = "rows"
-    refused = {name: SEVERAL.format(name) for name in ("model", "finetune")} | {
-        "decisions": "decisions about answers cannot be used in another audit; apply them, and audit the corrected file.",
-    }
+    refused = LabelKind.refused | {"decisions": "decisions about answers cannot be audited again; apply them first."}
 
     @classmethod
     def read(cls, data: Any, labels: Any, options: Mapping[str, Any], other: Reader) -> Dataset:
@@ -85,7 +83,6 @@ class Answers(LabelKind):
         if columns is None or any(label_sign(n) in (0, 1, 2) and n not in (*columns[0], columns[1]) for n in names):
             return other(data, labels, options)
         frame = read_pairs(data, options.get("encoding") or "utf-8", options.get("delimiter"))
-        frame.columns = pd.Index([str(name) for name in frame.columns])
         if not {*columns[0], columns[1]} <= set(frame.columns) or not len(frame):
             return other(data, labels, options)
         x = np.array(["\n\n".join(turn) for turn in turns_of(frame, *columns)], dtype=object)
@@ -96,7 +93,6 @@ class Answers(LabelKind):
         return f'no label column: the answers in "{name(self.answer)}" are checked by rules'
 
     def rules(self, data: Dataset) -> Iterator[tuple[str, int, float, str, int | None]]:
-        """The findings of all rules, in the form of `issues`."""
         assert data.table is not None
         turns = turns_of(data.table, self.prompts, self.answer)
         open_ends = {i for i, (_, a) in enumerate(turns) if _OPEN_END.search(a) and len(a.split()) >= MIN_WORDS}
@@ -117,10 +113,7 @@ class Answers(LabelKind):
 
     def audit(self, data: Dataset, judging: Judging) -> Findings:
         # The first of equal rows is kept; similar rows are reported as issues only.
-        bad = {
-            i for kind, i, score, _, j in self.rules(data)
-            if kind != "duplicate" or (score == 1 and j is not None and j < data.index[i])
-        }  # fmt: skip
+        bad = {i for _, i, score, _, j in self.rules(data) if j is None or (score == 1 and j < data.index[i])}
         p = np.where(np.isin(np.arange(len(data)), list(bad)), P_RULE, P_OTHER)
         share = len(bad) / len(data)
         return Findings(
