@@ -604,7 +604,7 @@ class Compensated(nn.Module):
         rolling = [*filter(attrgetter("rolls"), statistics)]
         if rolling:
             before, self._seen = self._seen, self._seen + s.places.visits
-            if 0 < self._samples and before <= 1.5 * self._samples < self._seen:
+            if self._samples > 0 and before <= 1.5 * self._samples < self._seen:
                 warnings.warn(
                     f"{type(rolling[0]).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
                     f"for {self._seen} samples of a set of {self._samples}. Call it after each epoch.",
