@@ -74,7 +74,7 @@ class Answers(LabelKind):
 
     form = "answer"
     noun = "rows"
-    refused = LabelKind.refused | {"decisions": "decisions about answers cannot be audited again; apply them first."}
+    refused = {**LabelKind.refused, "decisions": "decisions about answers cannot be audited again; apply them first."}
 
     @classmethod
     def read(cls, data: Any, labels: Any, options: Mapping[str, Any], other: Reader) -> Dataset:
