@@ -166,6 +166,10 @@ class Forest:
 
     def log_p(self, x: Any, trees: Singles | None) -> Singles:
         assert trees is not None
+        return smoothed(self.mean(trees))
+
+    def mean(self, trees: Singles) -> Singles:
+        """(N, C) the mean of the leaves that the trees reach."""
         p = np.zeros((len(trees), self.leaves.shape[1]), np.float32)
         for start in self.starts:
             node = np.full(len(trees), start)
@@ -178,7 +182,7 @@ class Forest:
                 left = trees[rows, feature] <= self.threshold[here]
                 node[rows] = np.where(left, here + 1, self.right[here])
             p += self.leaves[self.right[node]]
-        return smoothed(p / len(self.starts))
+        return p / np.float32(len(self.starts))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         return dict(vars(self))

@@ -121,14 +121,14 @@ class LabelKind:
         """Judges the labels of new samples, one class each, by the fitted model; rows that were audited by their out-of-fold predictions."""
         data, places = new.data, new.places
         classes = len(judge.noise.directions)  # classes of the models; a label can say more, such as to drop a pair
-        again = (
-            np.flatnonzero(places >= 0) if places is not None and audit.probabilities is not None else np.zeros(0, int)
-        )
-        rest, log_q = np.delete(np.arange(len(data)), again), np.empty((len(data), classes))
-        if len(rest):
-            log_q[rest] = judge.predict(data.subset(rest))
-        if places is not None and len(again):
-            log_q[again] = np.log(np.maximum(audit.probabilities[places[again], :classes].astype(np.float64), 1e-12))
+        log_q, rest = np.full((len(data), classes), -np.log(classes)), np.ones(len(data), bool)
+        if places is not None:  # of a check, which passes over rows without a label
+            again = (places >= 0) & (audit.probabilities is not None)
+            rest = ~again & np.array([bool(cell) for cell in new.cells])
+            p = audit.probabilities[places[again], :classes] if again.any() else log_q[:0]
+            log_q[again] = np.log(np.maximum(p.astype(np.float64), 1e-12))
+        if rest.any():
+            log_q[rest] = judge.predict(data.subset(np.flatnonzero(rest)))
         missing = data.target == UNLABELED
         labels = np.where(missing, log_q.argmax(1), data.target)
         p, odds, suggested = judge.score(without_spellings(log_q, labels, data.classes), labels)
