@@ -212,7 +212,7 @@ def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features
     kept = {name: chosen[name] for name in READER_OPTIONS if name in chosen} if isinstance(chosen, dict) else {}
     options = {**kept, **audit.reading, **options}
     reading = {name: options.pop(name) for name in ("encoding", "delimiter") if name in options}
-    where = "the data frame" if isinstance(new, pd.DataFrame) else str(new)
+    source, where = new, "the data frame" if isinstance(new, pd.DataFrame) else str(new)
     if isinstance(new, (str, Path)):
         path = Path(new).expanduser()
         if not path.exists():
@@ -221,7 +221,7 @@ def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features
             new, where = read_frame(path, **reading), str(path)
     if audit.addresses or audit.regression:
         options |= audit.label_kind.reading_options(audit.source)
-        found = read(new if where == "the data frame" else where, labels, features, options | reading)
+        found = read(source, labels, features, options | reading)
         if type(labels_of(found)) is not audit.label_kind:
             raise InputError(f"{where} does not hold {audit.label_kind.noun}, which were audited; check the labels.")
         digests = found.source.row_digests
@@ -260,8 +260,8 @@ def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features
         if len(cells) != len(frame):
             raise InputError(f"there are {len(frame)} rows and {len(cells)} labels; expected one each.")
         texts = row_texts(frame, text) if text else np.array([""] * len(frame), dtype=object)
-        source = Source(kind="text" if text else "table", label=label, text=text)
-        data = Dataset(texts, np.full(len(frame), UNLABELED), (), raw=frame, source=source)
+        made = Source(kind="text" if text else "table", label=label, text=text)
+        data = Dataset(texts, np.full(len(frame), UNLABELED), (), raw=frame, source=made)
         features = audit.source.embedding if features is None else features
         data = data if features is None else with_features(data, features)
         digests = digest_frame(own, str(label))

@@ -140,11 +140,11 @@ class Forest:
     feature: NDArray[np.int32]
     threshold: Singles
     right: NDArray[np.int32]
-    leaves: NDArray[np.float16]
+    leaves: NDArray[np.floating]
 
     @staticmethod
     def fitted(trees: Sequence[tuple[Any, Ints]], classes: int) -> Forest:
-        """From trees of scikit-learn, each with the classes that it knows."""
+        """From trees of scikit-learn, each with the classes that it knows; leaves of a single class are values."""
         starts, parts = [], []
         nodes = leaves = 0
         for grown, known in trees:
@@ -156,11 +156,11 @@ class Forest:
             right[leaf] = leaves + np.arange(leaf.sum())
             value = np.zeros((int(leaf.sum()), classes))
             value[:, known] = tree.value[leaf, 0]
-            value /= np.maximum(value.sum(1, keepdims=True), 1e-12)
+            value /= np.maximum(value.sum(1, keepdims=True), 1e-12) if classes > 1 else 1
             starts.append(nodes)
             parts.append((np.where(leaf, -1, tree.feature), tree.threshold, right, value))
             nodes, leaves = nodes + len(leaf), leaves + len(value)
-        kinds: Any = np.int32, np.float32, np.int32, np.float16
+        kinds: Any = np.int32, np.float32, np.int32, np.float16 if classes > 1 else np.float32
         arrays = (np.concatenate(one).astype(kind) for one, kind in zip(zip(*parts, strict=True), kinds, strict=True))
         return Forest(np.array(starts), *arrays)
 

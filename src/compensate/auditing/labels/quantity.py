@@ -112,9 +112,8 @@ class Quantity(Classes):
 
     @classmethod
     def reading_options(cls, source: Source) -> dict[str, Any]:
-        return {name: value for name, value in (("label", source.label), ("text", source.text)) if value} | {
-            "task": "regression"
-        }
+        named = {name: value for name, value in (("label", source.label), ("text", source.text)) if value}
+        return named | {"task": "regression"} if named else {}
 
     def score(self, new: NewRows, audit: Any, judge: Any) -> Scored:
         """Judges values by their residuals; the suggestion is the prediction, or the value in a unit in which it looks right."""
@@ -155,9 +154,7 @@ class Values(NamedTuple):
         """From a regressor of scikit-learn, which may follow a scaler."""
         *scaler, last = [step for _, step in model.steps] if hasattr(model, "steps") else [model]
         if hasattr(last, "estimators_"):
-            forest = Forest.fitted([(tree, np.zeros(1, np.int64)) for tree in last.estimators_], 1)
-            leaves = [tree.tree_.value[tree.tree_.children_left < 0, 0] for tree in last.estimators_]
-            return cls({**vars(forest), "leaves": np.concatenate(leaves).astype(np.float32)})
+            return cls(vars(Forest.fitted([(tree, np.zeros(1, np.int64)) for tree in last.estimators_], 1)))
         size = last.n_features_in_
         center, scale = (scaler[0].mean_, scaler[0].scale_) if scaler else (np.zeros(size), np.ones(size))
         if hasattr(last, "coef_"):
