@@ -5,7 +5,8 @@
 A tiny Llama with a word-level tokenizer learns from scratch to name the topic of news texts (AG-News) by TRL's SFTTrainer; a share of
 the answers is that of another topic. Average precision of the wrong rows: by `watch`; by the mean loss of the answer in the last epoch and over the
 training; and by training dynamics, the mean probability of the answer over the epochs (the confidence of data maps, after the idea of
-TDRanker, EMNLP Findings 2025). Accuracy on clean held-out texts: plain training, DFT, GCE on tokens and token LogComp, all with the same steps.
+TDRanker, EMNLP Findings 2025). Accuracy on clean held-out texts: plain training, DFT, GCE on tokens, token LogComp, and leaving out
+the fifth of the rows that `watch` suspects most in the second half, all with the same steps. The share was chosen on other seeds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ RESULTS = Path(__file__).parent / "results" / "fine_tuning.json"
 TOPICS = ("world", "sports", "business", "science")
 METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "nll": (None, {}), "dft": ("dft", {}), "gce": ("gce", {}), "token_logcomp": ("token_logcomp", {}),
+    "drop": (None, {"drop": 0.2}),
 }  # fmt: skip
 WORDS, LENGTH, TRAIN, TEST, EPOCHS = 1500, 24, 1000, 1000, 6
 SHARES = (0.1, 0.2)

@@ -141,6 +141,7 @@ def many_lines(path, rows):
         ".csv": ("n,label\n", "1,a\n"),
         ".tsv": ("n\tlabel\n", "1\ta\n"),
         ".jsonl": ('{"n":1,"b":2,"c":3,"d":4,"e":5,"f":6,"g":7}\n', '{"g":1}\n'),
+        ".json": ('{"n":1,"b":2,"c":3,"d":4,"e":5,"f":6,"g":7}\n', '{"g":1}\n'),
         ".ndjson": ('{"n":1,"b":2,"c":3,"d":4,"e":5,"f":6,"g":7}\n', "{}\n"),
     }.get(kind, ("", "a B\n"))
     path.write_bytes(PACKERS[packer]((head + line * rows).encode()))

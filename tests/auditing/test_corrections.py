@@ -244,7 +244,7 @@ def test_the_page_exports_the_digests_of_row_and_source(tmp_path: Path) -> None:
     page = Page("pets.csv", "text", ("cat", "dog"), 9, items, Estimate(0.1, 0.0, 0.2), source=decided[0].source)
     script = (resources.files("compensate.auditing.page") / "assets" / "csv.js").read_text("utf-8")
     asked = f"""
-        const data = {json.dumps(payload(page.data()))}, items = data.items, size = items.index.length;
+        const data = {json.dumps(payload(page.data()))}, items = data.items, all = items.index.length;
         const givenOf = (i) => data.labels[items.given[i]];
         const store = {{ made: items.index.map(() => ({{ decision: "accept", label: "=1;=2" }})) }};
         {script}

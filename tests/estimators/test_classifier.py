@@ -266,7 +266,7 @@ def test_answers_have_the_shape_of_scikit_learns(method, data):
     assert 0 < model.score(X, y) <= 1
     found = model.suspects_
     assert [*found.columns] == ["index", "label", "given", "suggested", "score", "flagged"]
-    assert len(found) == y.size
+    assert len(found) == (y.size - round(0.1 * y.size) if method == "robust" else y.size)  # others are withheld
     np.testing.assert_array_equal(found["given"], y[found["index"], found["label"]])
     np.testing.assert_array_equal(found["suggested"], 1 - found["given"])
 

@@ -154,7 +154,7 @@ class Audit(Findings):
         >>> found = audit(digits().relabel(labels), encoder="none")
         >>> sample = found.sample()
         >>> looked_at = found.estimate(sample, (labels != digits().target)[sample.index[:100]].tolist())
-        >>> looked_at.noise_rate.low < (labels != digits().target).mean() < looked_at.noise_rate.high
+        >>> looked_at.noise_rate.low < float((labels != digits().target).mean()) < looked_at.noise_rate.high
         True
         """
         looks, places = sample.estimate(wrong), pd.Index(self.index).get_indexer(pd.Index(sample.index[: len(wrong)]))

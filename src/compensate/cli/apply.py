@@ -79,7 +79,7 @@ def apply(
     named = [name for name, value in {**acts, "undo": undo or None}.items() if value is not None]
     if named and not run.is_dir():
         raise InputError(
-            f"--{named[0]} acts on the findings of a run, and {run} is not the folder of one; give that folder."
+            f"--{named[0]} acts on the findings of a run, and {run} is not the folder of one; expected that folder."
         )
     if accept is not None and not run.is_dir():
         raise InputError(

@@ -270,7 +270,9 @@ class Splits:
         """A part, with the others and the number of their rows."""
         parts = {n: part for n in ("train", *OTHERS) if (part := getattr(self, n)) is not None}
         if name not in parts:
-            raise InputError(f'split is "{name}", and the data have the parts {", ".join(parts)}; name one, or all.')
+            raise InputError(
+                f'split is "{name}", and the data have the parts {", ".join(parts)}; expected one of them, or all.'
+            )
         chosen = parts.pop(name)
         source = chosen.source
         left_out = source.left_out if name == "train" and source.left_out else {n: len(p) for n, p in parts.items()}

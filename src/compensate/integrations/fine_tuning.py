@@ -10,7 +10,9 @@ that comes early in an epoch meets a younger model. :math:`m_w` is the mean of :
 hard to predict in right texts too. The score of a preference pair is its :math:`r`. Nothing else changes: the loss stays the same number.
 
 With a ``method``, each token or pair is also compensated. A token is a choice between itself and all others, and a pair one between two
-responses (`compensate.methods.language`), so every method of the table that reads logits alone can be used.
+responses (`compensate.methods.language`), so every method of the table that reads logits alone can be used. With ``drop``, the second half of
+the training leaves out the share of rows with the highest scores; the scores of all rows are still recorded, and the choice is made anew after
+each epoch.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from compensate.auditing.write_back import write_csv
 from compensate.core.criterion import Compensated
 from compensate.core.statistics import Statistic
 from compensate.data.dataset import Dataset, Floats, Ints, Source
-from compensate.errors import InputError, one_of
+from compensate.errors import InputError, check, one_of
 from compensate.extras import stand_in
 from compensate.files import make_folder
 from compensate.integrations.transformers import INDEX, find_logits
@@ -60,7 +62,7 @@ EVEN = 3.0  # deviations above the median at which a text is as likely wrong as 
 
 def watch(
     trainer: Any, dataset: Any = None, *, method: str | Compensated | None = None, per: Literal["token", "sequence"] = "token",
-    **settings: Any,
+    drop: float = 0.0, **settings: Any,
 ) -> Watch:  # fmt: skip
     """Watches a training: afterwards `Watch.suspects` has the rows that look wrong, most suspect first.
 
@@ -74,6 +76,7 @@ def watch(
         method: a row of `compensate.METHODS`, such as ``"r3m"`` for pairs or ``"token_logcomp"`` for texts, or a criterion for two classes. By
             default nothing is compensated, and the loss is the trainer's own.
         per: for texts with a method that keeps rows, whether each "token" or each "sequence" has one.
+        drop: the share of texts or pairs, most suspect first, that the second half of a training of several epochs leaves out, such as 0.2.
         settings: hyper-parameters of the method.
 
     >>> found = watch(trainer)                     # doctest: +SKIP
@@ -83,15 +86,18 @@ def watch(
     one_of("per", per, "token", "sequence")
     if not hasattr(trainer.train_dataset, "column_names"):
         raise InputError("watch needs a trainer with a train_dataset of the library datasets, not a stream or a list.")
-    return Watch(trainer, dataset, method, per, settings)
+    check(0 <= drop < 1, "a share of the rows in [0, 1)", drop=drop)
+    return Watch(trainer, dataset, method, per, drop, settings)
 
 
 @final
 class Watch(TrainerCallback):
     """The record of a watched training; made by `watch`."""
 
-    def __init__(self, trainer: Any, dataset: Any, method: Any, per: str, settings: Mapping[str, Any]) -> None:
-        self.trainer, self.per = trainer, per
+    def __init__(
+        self, trainer: Any, dataset: Any, method: Any, per: str, drop: float, settings: Mapping[str, Any]
+    ) -> None:
+        self.trainer, self.per, self.drop = trainer, per, drop
         rows, names = trainer.train_dataset, trainer.train_dataset.column_names
         several = "labels" not in names or isinstance(rows[0]["labels"], list)
         self.task = "preference" if "chosen_ids" in names else "text" if "input_ids" in names and several else "class"
@@ -114,6 +120,10 @@ class Watch(TrainerCallback):
         self.total = torch.zeros(len(self), int(trainer.model.config.num_labels) if self.task == "class" else 2)
         """Sums over the visits: log-probabilities of all classes; or log p, and log p beyond the running mean."""
         self.visits, self.recent = torch.zeros(len(self)), torch.zeros(2)
+        self.dropped = torch.zeros(len(self.starts) - 1, dtype=torch.bool)
+        """(N,) the rows that are left out now."""
+        if drop and self.task == "class":
+            raise InputError("drop leaves out texts and pairs; for samples with a class give a method, such as robust.")
         self.criterion = None if method is None else self._criterion(method, settings)
         self.exchange: Exchange | None = None
         self._attach(rows)
@@ -205,7 +215,7 @@ class Watch(TrainerCallback):
     # --- a batch ----------------------------------------------------------------------------------------------
 
     def places(self, numbers: list[list[int]], samples: list[dict[str, Any]], batch: Mapping[str, Any]) -> Tensor:
-        """The places of the samples of a batch; for texts one of each token, -1 at padding."""
+        """The places of the samples of a batch; for texts one of each token, -1 at padding and at first tokens, which no text precedes."""
         if self.task != "text":
             return torch.tensor([row for (row,) in numbers])
         flat = []
@@ -213,6 +223,7 @@ class Watch(TrainerCallback):
             sizes = sample.get("seq_lengths") or [len(sample["input_ids"])]
             for row, n in zip(rows, sizes, strict=True):
                 flat.append(torch.full((n,), -1) if row < 0 else torch.arange(n) + int(self.starts[row]))
+                flat[-1][:1] = -1
         places = torch.full(batch["input_ids"].shape, -1)
         mask = batch.get("attention_mask")
         if mask is None:
@@ -260,15 +271,22 @@ class Watch(TrainerCallback):
                 values = torch.cat([values, values - self.recent[0] / self.recent[1].clamp(min=1)], 1)
             self.total.index_add_(0, here, values)
             self.visits.index_add_(0, here, torch.ones(len(here), device=self.visits.device))
-        if self.criterion is None:
+        if self.criterion is None and not self.dropped.any():
             return loss
-        plain = F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="sum", ignore_index=-100)
+        plain = F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="none", ignore_index=-100)
         index = places.clamp(min=0)
-        index = self._rows(index) if self.per == "sequence" else index
-        compensated = self.criterion.train()(logits.flatten(0, -2), target.flatten(), index.flatten())
+        rows = self._rows(index)
+        used = kept & ~self.dropped.to(rows.device)[rows]
+        compensated = plain[used.flatten()].sum()
+        if self.criterion is not None:
+            index = rows if self.per == "sequence" else index
+            compensated = self.criterion.train()(
+                logits.flatten(0, -2), torch.where(used, target, -100).flatten(), index.flatten()
+            )
         total = loss[0] if isinstance(loss, tuple) else loss
-        scale = total.detach() / plain.detach().clamp(min=torch.finfo(plain.dtype).tiny)  # of the trainer's own mean
-        total = total + scale * (compensated - plain)
+        # The trainer's own mean; tokens of unknown rows keep their loss.
+        scale = total.detach() / plain.detach().sum().clamp(min=torch.finfo(plain.dtype).tiny)
+        total = total + scale * (compensated - plain[kept.flatten()].sum())
         return (total, *loss[1:]) if isinstance(loss, tuple) else total
 
     def _rows(self, places: Tensor) -> Tensor:
@@ -295,7 +313,7 @@ class Watch(TrainerCallback):
                     f"{folder} has no record; resume from a checkpoint of a watched training, or train again."
                 )
             main = not dist.is_initialized() or dist.get_rank() == 0
-            self.recent = stored["recent"]
+            self.recent, self.dropped = stored["recent"], stored["dropped"]
             for own, name in ((self.total, "total"), (self.visits, "visits")):
                 own.copy_(stored[name] if main else torch.zeros_like(own))
         if self.criterion is not None:
@@ -305,9 +323,16 @@ class Watch(TrainerCallback):
             self.exchange = Exchange(self.criterion)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ends the epoch of the criterion, and merges its copies in several processes."""
+        """Ends the epoch of the criterion, merges its copies in several processes, and chooses the rows to leave out."""
         if self.exchange is not None:
             self.exchange.end_epoch()
+        if self.drop and 2 * state.global_step >= state.max_steps:
+            own = self.total, self.visits
+            self.total, self.visits = map(self._all, own)
+            table = self._table()
+            self.total, self.visits = own
+            self.dropped = torch.zeros_like(self.dropped)
+            self.dropped[table["index"].head(int(self.drop * len(table))).to_numpy()] = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Adds the record to a checkpoint."""
@@ -318,8 +343,9 @@ class Watch(TrainerCallback):
             state_dict = {} if self.criterion is None else {"criterion": self.criterion.state_dict()}
             folder = Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER)
             checkpoint.save_checkpoint(
-                folder, state.global_step, {"total": total, "visits": visits, "recent": self.recent} | state_dict
-            )
+                folder, state.global_step,
+                {"total": total, "visits": visits, "recent": self.recent, "dropped": self.dropped} | state_dict,
+            )  # fmt: skip
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Sums the records of all processes, and writes the list of suspects and the review page to the output folder."""
@@ -355,23 +381,34 @@ class Watch(TrainerCallback):
         """Rows, most suspect first: index, score, loss, visits; for texts also the spans of tokens that carry the score, and their texts."""
         if self.task == "class":
             return self.audit().suspects.head(top or len(self))
+        table = self._table()
+        table = table.head(top or len(table))
+        if self.task == "text":
+            texts = self._texts()
+            spans = [_spans(texts[row][1]) for row in table["index"]]
+            parts = (
+                " … ".join(self._decode(texts[row][0][first:last]) for first, last in some)
+                for row, some in zip(table["index"], spans, strict=True)
+            )
+            listed = ["; ".join(f"{first}:{last}" for first, last in some) for some in spans]
+            table = table.assign(spans=listed, text=list(parts))
+        return table
+
+    def _table(self) -> pd.DataFrame:
+        """The index, score, loss and visits of texts or pairs, most suspect first."""
         losses, texts = self.losses, self._texts() if self.task == "text" else {}
-        columns: dict[str, list[Any]] = {}
-        for row, (a, b) in enumerate(pairwise(self.starts.tolist())):
-            if not self.visits[a:b].any():
-                continue
-            beyond = texts[row][1] if texts else losses[a:b, 1]
-            values: dict[str, Any] = {"index": row, "score": float(np.nanmean(beyond))}
-            values["loss"] = float(np.nanmean(losses[a:b, 0]))
-            values["visits"] = float(self.visits[a:b].max())
-            if texts:
-                spans = _spans(beyond)
-                parts = (self._decode(texts[row][0][first:last]) for first, last in spans)
-                values |= {"spans": "; ".join(f"{first}:{last}" for first, last in spans), "text": " … ".join(parts)}
-            for name, value in values.items():
-                columns.setdefault(name, []).append(value)
-        table = pd.DataFrame(columns).sort_values("score", ascending=False, kind="stable", ignore_index=True)
-        return table.head(top or len(table))
+        rows = [
+            (
+                row,
+                float(np.nanmean(texts[row][1] if texts else losses[a:b, 1])),
+                float(np.nanmean(losses[a:b, 0])),
+                float(self.visits[a:b].max()),
+            )
+            for row, (a, b) in enumerate(pairwise(self.starts.tolist()))
+            if self.visits[a:b].any()
+        ]
+        table = pd.DataFrame(rows, columns=["index", "score", "loss", "visits"])
+        return table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
     def _decode(self, ids: Any) -> str:
         return str(getattr(self.trainer.processing_class, "decode", str)(ids))
