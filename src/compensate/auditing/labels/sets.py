@@ -119,7 +119,10 @@ class LabelSets(LabelKind):
             views.views, given[:, judged], folds, seed=judging.seed, progress=judging.progress, models=models
         )
         # New rows are judged without their other labels: the first round has learners that can be stored.
-        of_view = tuple({n: own[int(n.partition(" ")[0])][n.partition(" ")[2]] for n in some} for some in models)
+        of_view = [{n: own[int(n.partition(" ")[0])][n.partition(" ")[2]] for n in some} for some in models]
+        used = [
+            {n: model for n, model in some.items() if own_[n] > 0} for some, own_ in zip(models, of_view, strict=True)
+        ]
         samples, places = np.nonzero(given[:, judged] != UNLABELED)
         labels, rows = judged[places], data.index[samples]
         answers = given[samples, labels]
@@ -132,7 +135,7 @@ class LabelSets(LabelKind):
             provenance=provenance_of(verdict, answers, judging.seed, weights, labels=self.names, **views.about),
             notes=(*([note] if rare else ()), *views.notes), data=data,
             fitted=judging.judge(
-                views.makers, tuple(models), of_view, judge(first[samples, places], answers).model
+                views.makers, tuple(used), tuple(of_view), judge(first[samples, places], answers).model
             ),
         )  # fmt: skip
 
@@ -143,9 +146,10 @@ class LabelSets(LabelKind):
             {audit.addresses[i].part for i in range(len(audit.addresses))}, key=audit.provenance.labels.index
         )
         none, found = np.zeros(len(self.given), np.int64), []
+        rows_of = new.data.index if len(self.given) == new.data.rows else np.arange(len(new.data))
         views = FeatureViews(judge.makers).of(new.data)
         for j, name in enumerate(judged):
-            given = (self.given[:, number[name]] if name in number else none)[new.data.index]
+            given = (self.given[:, number[name]] if name in number else none)[rows_of]
             used = [(w[n], m[n].log_p(v.x, v.trees)) for v, m, w in zip(views, judge.learners, judge.weights, strict=True)
                     for n in m if n.startswith(f"{j} ")]  # fmt: skip
             rows = np.flatnonzero(given != UNLABELED)
