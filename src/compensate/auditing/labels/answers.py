@@ -67,13 +67,14 @@ def turns_of(frame: pd.DataFrame, prompts: Sequence[str], answer: str) -> list[t
 
 @dataclass(frozen=True, eq=False)
 class Answers(LabelKind):
-    """Rows that are kept or dropped for their answers, which are in the column `answer`; `prompts` are the columns before it."""
+    """Rows that are kept or dropped for their answers, which are in `column`; `prompts` are the columns before it."""
 
     prompts: tuple[str, ...]
-    answer: str
+    column: str
 
     form = "answer"
     noun = "rows"
+    checked = False  # rules judge without a fitted model
     refused = {**LabelKind.refused, "decisions": "decisions about answers cannot be audited again; apply them first."}
 
     @classmethod
@@ -90,11 +91,11 @@ class Answers(LabelKind):
         return Dataset(x, np.zeros(len(x), np.int64), STATES, raw=frame, source=source, parts=cls(*columns))
 
     def describe(self, data: Dataset, name: Callable[[str], str] = str) -> str:
-        return f'no label column: the answers in "{name(self.answer)}" are checked by rules'
+        return f'no label column: the answers in "{name(self.column)}" are checked by rules'
 
     def rules(self, data: Dataset) -> Iterator[tuple[str, int, float, str, int | None]]:
         assert data.table is not None
-        turns = turns_of(data.table, self.prompts, self.answer)
+        turns = turns_of(data.table, self.prompts, self.column)
         open_ends = {i for i, (_, a) in enumerate(turns) if _OPEN_END.search(a) and len(a.split()) >= MIN_WORDS}
         spoken = [(language(prompt)[0], language(answer)[0]) for prompt, answer in turns]
         changed = {i for i, (asked, said) in enumerate(spoken) if asked and said and asked != said}
