@@ -73,9 +73,12 @@ class Answers(LabelKind):
     column: str
 
     form = "answer"
+    drops = STATES[1]
     noun = "rows"
     checked = False  # rules judge without a fitted model
-    refused = {**LabelKind.refused, "decisions": "decisions about answers cannot be audited again; apply them first."}
+    refused = dict(LabelKind.refused) | {
+        "decisions": "decisions about answers cannot be audited again; apply them first."
+    }
 
     @classmethod
     def read(cls, data: Any, labels: Any, options: Mapping[str, Any], other: Reader) -> Dataset:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -88,6 +88,7 @@ class LabelKind:
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d{1,15})")  # the rest of an address as text; by default a row
     # Columns of the list of suspects, each a function of the part of an address.
     part_columns: ClassVar[tuple[tuple[str, Callable[[Any], Any]], ...]] = ()
+    drops: ClassVar[str | None] = None  # the label that drops a row
     noun: ClassVar[str] = "labels"  # the plural that notes use
     page: ClassVar[str | None] = None  # the kind of the review page; by default it follows the samples
     options: ClassVar[tuple[str, ...]] = ()  # options of its reader that no other reader has
@@ -217,7 +218,9 @@ class LabelKind:
     ) -> Applied:
         """Writes the data with the decided labels; with `rematch`, rows are found by their content."""
         rows = cls.write(data, [(c, cls.parse(c.part)) for c in decided], out, reading)
-        return Applied.count(out, rows, decided)
+        done = Applied.count(out, rows, decided)
+        dropped = sum(c.changes and c.label.strip() == cls.drops for c in decided)
+        return replace(done, changed=done.changed - dropped, dropped=done.dropped + dropped)
 
     @classmethod
     def write(cls, data: Path, decided: Sequence[tuple[Correction, Address]], out: Path, reading: Reading) -> int:

@@ -170,6 +170,7 @@ class Pairs(LabelKind):
     votes: Votes = ()
 
     form = "pair"
+    drops = "drop"
     noun = "preferences"
     page = "pair"
     sides = ("first", "second")
