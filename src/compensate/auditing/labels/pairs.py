@@ -25,7 +25,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from compensate.auditing.content import Content
-from compensate.auditing.decisions import Correction
+from compensate.auditing.decisions import Applied, Correction
 from compensate.auditing.features import MAKERS, Maker, Progress
 from compensate.auditing.findings import Address, Findings
 from compensate.auditing.labels.base import SEVERAL, Judging, LabelKind, Reader, Reading, check_given, provenance_of
@@ -325,6 +325,15 @@ class Pairs(LabelKind):
     @classmethod
     def parse(cls, text: str, row: int = -1) -> Address:
         return Address(int(cls.match(text)[1]), None)
+
+    @classmethod
+    def write_back(
+        cls, data: Path, decided: Sequence[Correction], out: Path, reading: Reading, *, rematch: bool = False
+    ) -> Applied:
+        """Writes the pairs as decided; those whose suggestion was to drop them count as dropped."""
+        done = super().write_back(data, decided, out, reading, rematch=rematch)
+        dropped = sum(c.changes and c.label.strip() == "drop" for c in decided)
+        return replace(done, changed=done.changed - dropped, dropped=done.dropped + dropped)
 
     @classmethod
     def write(cls, data: Path, decided: Sequence[tuple[Correction, Address]], out: Path, reading: Reading) -> int:
