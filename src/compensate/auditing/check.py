@@ -120,18 +120,10 @@ def score(audit: Audit, new: Any, labels: Any = None, **options: Any) -> pd.Data
     """
     rows = _rows(audit, new, labels, options)
     scored = labels_of(rows.data).score(rows, audit, scorer_of(audit))
-    columns = {
-        "index": rows.data.index[scored.rows],
-        "part": scored.parts,
-        "given": scored.given,
-        "suggested": scored.suggested,
-    }
-    columns |= {
-        "score": scored.log_odds,
-        "p_error": scored.p_error,
-        "flagged": np.nan_to_num(scored.p_error) >= audit.threshold,
-    }
-    return pd.DataFrame(columns if any(scored.parts) else {k: v for k, v in columns.items() if k != "part"})
+    columns = {"rows": "index", "parts": "part", "log_odds": "score"}
+    found = pd.DataFrame(scored._asdict() | {"rows": rows.data.index[scored.rows]}).rename(columns=columns)
+    found["flagged"] = np.nan_to_num(scored.p_error) >= audit.threshold
+    return found if any(scored.parts) else found.drop(columns="part")
 
 
 def check(
@@ -153,28 +145,22 @@ def check(
         features: embeddings of the rows, for an audit that was given embeddings.
         options: of the reader; by default as for the audit.
 
-    A relabeled row is judged by the out-of-fold predictions of the audit.
+    A relabeled row with one class is judged by the out-of-fold predictions of the audit.
     """
     scorer, kind = scorer_of(audit), audit.label_kind
     rows = _rows(audit, Path(path), None, options, features)
     data, digests = rows.data, rows.digests.tolist()
-    audited: dict[int, int] = {}
     of_label = [] if audit.row_digests is None else audit.row_digests.tolist()
-    for place, digest in reversed([*enumerate(of_label)]):
-        audited |= {digest: place} if digest else {}
-    names = [""] * len(audit) if audit.by_row else [kind.name_part(address) for address in audit.addresses]
+    audited = {digest: place for place, digest in reversed([*enumerate(of_label)]) if digest}
+    names = [str(address.part or "") for address in audit.addresses] or [""] * len(audit)
     known = {*zip(of_label, names, (name.strip() for name in audit.written(audit.given)), strict=False)}
-    known |= {
-        (int(c.row.rpartition(":")[2], 16), kind.name_part(kind.parse(c.part)) if kind.form else "", c.label)
-        for c in decisions
-        if c.row and c.changes
-    }
+    for c in (c for c in decisions if c.row and c.changes):
+        part = kind.parse(c.part).part if kind.form else ""
+        known.add((int(c.row.rpartition(":")[2], 16), str(part or ""), c.label))
     places = np.array([audited.get(digest, _NEW) for digest in digests], np.int64)
     scored = labels_of(data).score(rows._replace(places=places), audit, scorer)
-    states = np.full(
-        len(data), _NO_LABEL
-    )  # by row: new, known, without a label, or the audited row with equal content and other labels
-    wrong = []
+    # By row: new, known, without a label, or the audited row with equal content and other labels.
+    states, wrong = np.full(len(data), _NO_LABEL), []
     for i, (row, part, given) in enumerate(zip(scored.rows.tolist(), scored.parts, scored.given, strict=True)):
         if given:
             place = int(places[row])
@@ -198,12 +184,8 @@ def scorer_of(audit: Audit) -> Judge:
     """The fitted model of an audit, or an error with the remedy."""
     if audit.scorer is not None:
         return audit.scorer
-    if not audit.label_kind.checked:
-        raise InputError(f"no fitted model of {audit.label_kind.noun} is kept; audit the new data.")
-    why = "with a network (--model or --finetune) or from probabilities (--probs)"
-    raise InputError(
-        f"this audit holds no fitted model: it was made {why}, or its files are gone. Audit again without them."
-    )
+    why = "with a network (--model or --finetune), from probabilities (--probs) or of masks"
+    raise InputError(f"this audit holds no fitted model: it was made {why}, or its files are gone. Audit the new data.")
 
 
 def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features: str | Path | None = None) -> NewRows:

@@ -77,8 +77,8 @@ class Scored(NamedTuple):
     parts: Sequence[str]  # what names the label of a sample with several
     given: Sequence[str]  # empty if missing
     suggested: Sequence[str]
-    p_error: Floats  # NaN for a missing label
     log_odds: Floats  # infinite for a label that is not a class of the audit
+    p_error: Floats  # NaN for a missing label
 
 
 class LabelKind:
@@ -93,7 +93,6 @@ class LabelKind:
     options: ClassVar[tuple[str, ...]] = ()  # options of its reader that no other reader has
     # How an annotation tool asks for the labels of a sample: a form of `compensate.auditing.exchange.FORMS`, or empty.
     answer: ClassVar[str] = "choice"
-    checked: ClassVar[bool] = True  # whether a fitted model is kept that judges new samples
     digests_labels: ClassVar[bool] = False  # whether the digest of a row covers its labels
     sides: ClassVar[tuple[str, ...]] = ()  # names of texts that such a tool shows side by side
     # Arguments of an audit that it cannot use, with the error.
@@ -135,7 +134,7 @@ class LabelKind:
         unknown = missing & np.array([bool(cell) for cell in new.cells], bool)
         p, odds = (np.where(unknown, most, np.where(missing, np.nan, one)) for one, most in ((p, 1.0), (odds, np.inf)))
         names = audit.names(np.where(missing, labels, suggested))
-        return Scored(np.arange(len(data)), [""] * len(data), new.cells, names, p, odds)
+        return Scored(np.arange(len(data)), [""] * len(data), new.cells, names, odds, p)
 
     def show(self, content: Content, audit: Findings, row: int) -> Content:
         """The content of the page for an audited label, made from that of its sample."""
@@ -144,11 +143,6 @@ class LabelKind:
     def issues(self, data: Dataset) -> list[tuple[str, int, float, str, int | None]] | None:
         """Issues of this kind of label: kind, position, score, description and other row; None for the search in whole samples."""
         return None
-
-    @classmethod
-    def name_part(cls, address: Address) -> str:
-        """What names the label of a sample with several, for `check`."""
-        return ""
 
     @classmethod
     def reading_options(cls, source: Source) -> dict[str, Any]:

@@ -117,18 +117,14 @@ class Quantity(Classes):
 
     def score(self, new: NewRows, audit: Any, judge: Any) -> Scored:
         """Judges values by their residuals; the suggestion is the prediction, or the value in a unit in which it looks right."""
-        least, center, unit, middle, level, _ = judge.arrays["numbers"].tolist()
+        least, center, unit, middle, level = judge.arrays["numbers"].tolist()
         smallest, values = least or None, np.asarray(new.data.target, np.float64)
         predicted, size = np.zeros(len(values)), np.full(len(values), level)
-        for view, learners, weights in zip(
-            FeatureViews(judge.makers).of(new.data), judge.learners, judge.weights, strict=True
-        ):
+        views = FeatureViews(judge.makers).of(new.data)
+        for view, learners, weights in zip(views, judge.learners, judge.weights, strict=True):
             for name, learner in learners.items():
-                found = learner.log_p(view.x, view.trees)[:, 0]
-                if name == SCALE:
-                    size += 0.5 * found
-                else:
-                    predicted += weights[name] * found
+                total, weight = (size, 0.5) if name == SCALE else (predicted, weights[name])
+                total += weight * learner.log_p(view.x, view.trees)[:, 0]
 
         def log_odds(values: Floats) -> Floats:
             z = (_standard(_measured(values, smallest), center, unit) - predicted) / np.exp(size) - middle
@@ -141,7 +137,7 @@ class Quantity(Classes):
         likely = np.where(others[best, rows] < 0, moved[best, rows], likely)
         p = np.minimum(expit(odds), 0.5 if audit.provenance.by_chance else 1.0)
         given = ["" if np.isnan(value) else text for value, text in zip(values, audit.written(values), strict=True)]
-        return Scored(rows, [""] * len(rows), given, audit.names(likely), p, odds)
+        return Scored(rows, [""] * len(rows), given, audit.names(likely), odds, p)
 
 
 class Values(NamedTuple):
@@ -179,6 +175,9 @@ class Values(NamedTuple):
 
     @staticmethod
     def of(arrays: Mapping[str, NDArray[Any]], classes: int) -> Values:
+        fits = "leaves" in arrays or len(arrays.get("rows", ())) == len(arrays.get("values", ()))
+        if not fits or ("intercept" in arrays and arrays["weights"].shape[1:] != (1,)):
+            raise InputError("the arrays of a regressor do not fit")
         return Values(vars(Forest.of(arrays, 1)) if "leaves" in arrays else arrays)
 
 
@@ -249,7 +248,7 @@ def judge_quantities(
             learners[k][name], own[k][name] = Values.fitted(model.fit(x[known], seen[known])), weight
     if trees is not None and sizes is not None:
         learners[trees][SCALE] = Values.fitted(sizes)
-    numbers = np.array([smallest or 0.0, center, unit, middle, level + np.log(factor), 0.0])
+    numbers = np.array([smallest or 0.0, center, unit, middle, level + np.log(factor)])
     fitted = tuple(learners), tuple(own), {"numbers": numbers, "knots": knots}
     predicted, scale = _amount(predicted, smallest, center, unit), scale * unit
     if smallest is not None:

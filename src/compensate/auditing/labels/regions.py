@@ -66,7 +66,7 @@ class Masks(NeighboringLabels):
     form = "region"
     pattern = re.compile(r"((?:\d{1,12}\+\d{1,12},?)+) (.+)", re.DOTALL)
     noun = "masks"
-    answer, checked = "", False
+    answer = ""
     units = "the cells of images"
     part_columns = (("file", attrgetter("file")), ("pixels", lambda part: sum(length for _, length in part.runs)))
 

@@ -114,15 +114,11 @@ class LabelSets(LabelKind):
         note = f"Labels that fewer than {MIN_ROWS} rows have, or lack, cannot be checked and are left out: {listed}."
         views = judging.features(data)
         folds = assign_folds(data.target.astype(np.int64), views.keys, seed=judging.seed)
-        models: list[dict[str, Any]] = [{} for _ in views.views]
-        log_q, weights, (first, own) = predict_labels(
-            views.views, given[:, judged], folds, seed=judging.seed, progress=judging.progress, models=models
+        log_q, weights, (first, own, models) = predict_labels(
+            views.views, given[:, judged], folds, seed=judging.seed, progress=judging.progress
         )
-        # New rows are judged without their other labels: the first round has learners that can be stored.
-        of_view = [{n: own[int(n.partition(" ")[0])][n.partition(" ")[2]] for n in some} for some in models]
-        used = [
-            {n: model for n, model in some.items() if own_[n] > 0} for some, own_ in zip(models, of_view, strict=True)
-        ]
+        # New rows are judged without their other labels, by the learners of the first round.
+        used = [{n: model for n, model in some.items() if own[n] > 0} for some in models]
         samples, places = np.nonzero(given[:, judged] != UNLABELED)
         labels, rows = judged[places], data.index[samples]
         answers = given[samples, labels]
@@ -134,17 +130,13 @@ class LabelSets(LabelKind):
             addresses=tuple(Address(row, self.names[j]) for row, j in zip(rows.tolist(), labels.tolist(), strict=True)),
             provenance=provenance_of(verdict, answers, judging.seed, weights, labels=self.names, **views.about),
             notes=(*([note] if rare else ()), *views.notes), data=data,
-            fitted=judging.judge(
-                views.makers, tuple(used), tuple(of_view), judge(first[samples, places], answers).model
-            ),
+            fitted=judging.judge(views.makers, tuple(used), (own,) * len(used), judge(first[samples, places], answers).model),
         )  # fmt: skip
 
     def score(self, new: NewRows, audit: Findings, judge: Any) -> Scored:
         """Each label that was judged in the audit; a name that no new row has is absent."""
         number = {name: k for k, name in enumerate(self.names)}
-        judged = sorted(
-            {audit.addresses[i].part for i in range(len(audit.addresses))}, key=audit.provenance.labels.index
-        )
+        judged = sorted({address.part for address in audit.addresses}, key=audit.provenance.labels.index)
         none, found = np.zeros(len(self.given), np.int64), []
         rows_of = new.data.index if len(self.given) == new.data.rows else np.arange(len(new.data))
         views = FeatureViews(judge.makers).of(new.data)
@@ -156,13 +148,9 @@ class LabelSets(LabelKind):
             log_q = pooled(np.array([weight for weight, _ in used]), [p for _, p in used])[rows]
             p, odds, suggested = judge.score(log_q, given[rows])
             names = np.array(STATES, dtype=object)
-            found.append((rows, [name] * len(rows), names[given[rows]], names[suggested], p, odds))
+            found.append((rows, [name] * len(rows), names[given[rows]], names[suggested], odds, p))
         columns: Any = (np.concatenate(one) for one in zip(*found, strict=True))
         return Scored(*columns)
-
-    @classmethod
-    def name_part(cls, address: Address) -> str:
-        return str(address.part)
 
     def show(self, content: Content, audit: Findings, row: int) -> Content:
         """The sample with all of its labels; the judged one is marked."""
@@ -285,15 +273,10 @@ class LabelColumns(LabelSets):
 
 
 def predict_labels(
-    views: Sequence[View],
-    given: Ints,
-    folds: Ints,
-    *,
-    seed: int = 0,
-    progress: Progress | None = None,
-    models: Any = None,
-) -> tuple[Floats, dict[str, float], tuple[Floats, list[dict[str, float]]]]:
-    """(N, L, 2) out-of-fold log probabilities that each label is absent and present, the learners' shares, and the first round: the same, and weights.
+    views: Sequence[View], given: Ints, folds: Ints, *, seed: int = 0, progress: Progress | None = None
+) -> tuple[Floats, dict[str, float], tuple[Floats, dict[str, float], list[dict[str, Any]]]]:
+    """(N, L, 2) out-of-fold log probabilities that each label is absent and present, and the learners' shares; of the first round these, the weights, and
+    the learners by view, under the number of the label and their name.
 
     `given` is (N, L): 0, 1 or -1; `folds` (N,) is the fold in which each row is held out.
     """
@@ -301,13 +284,13 @@ def predict_labels(
     steps = labels * (len(views) + 1)
     progress = progress or (lambda *_: None)
     predictions: list[dict[str, Any]] = [{} for _ in range(labels)]
+    models: list[dict[str, Any]] = [{} for _ in range(len(views) + 1)]
 
     def fit(view: View, j: int, step: int, shared: LinearFolds | None = None) -> None:
         progress("fitting", step, steps)
         learned = judge_view(view, given[:, j], folds, FOLDS, 2, seed=seed, fitted=shared)
         predictions[j] |= {f"{view.name}: {name}": log_p for name, log_p in learned.log_p.items()}
-        if models is not None and step < labels * len(views):
-            models[step // labels] |= {f"{j} {view.name}: {name}": model for name, model in learned.models.items()}
+        models[step // labels] |= {f"{j} {view.name}: {name}": model for name, model in learned.models.items()}
 
     for k, view in enumerate(views):
         shared = LinearFolds(view.x, folds, FOLDS, 2) if (given >= 0).all() else None
@@ -324,7 +307,8 @@ def predict_labels(
     progress("fitting", steps, steps)
     by_label = [shares(weight) for weight in weights]
     mean = {name: float(np.mean([weight[name] for weight in by_label])) for name in by_label[0]}
-    return np.stack(second, 1), mean, (first, list(own))
+    weight_of = {f"{j} {name}": weight for j, some in enumerate(own) for name, weight in some.items()}
+    return np.stack(second, 1), mean, (first, weight_of, models[:-1])
 
 
 def label_sets_of_table(

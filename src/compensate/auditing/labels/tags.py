@@ -24,7 +24,7 @@ import scipy.sparse as sp
 from compensate.auditing.content import Content, short_digest
 from compensate.auditing.decisions import Correction
 from compensate.auditing.execution import LOCAL, Execution
-from compensate.auditing.features import MAKERS, Progress
+from compensate.auditing.features import MAKERS, Progress, StoredFields
 from compensate.auditing.findings import Address, Findings
 from compensate.auditing.labels.base import (
     SUSPECT,
@@ -290,20 +290,13 @@ class TokenTags(NeighboringLabels):
 
 
 @dataclass(frozen=True, eq=False)
-class WordsAround:
+class WordsAround(StoredFields):
     """The features of tokens; `columns` are those that occur often enough."""
 
     columns: Ints
 
     def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
         return View("words around", data.parts.features()[:, self.columns])
-
-    def state(self) -> dict[str, Any]:
-        return {"columns": self.columns}
-
-    @staticmethod
-    def of(state: Mapping[str, Any]) -> WordsAround:
-        return WordsAround(state["columns"])
 
 
 MAKERS["WordsAround"] = WordsAround  # type: ignore[assignment]
