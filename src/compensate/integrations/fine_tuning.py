@@ -89,7 +89,9 @@ def watch(
     if ROW in trainer.train_dataset.column_names:
         raise InputError("this trainer is watched already; make a new one to watch it in another way.")
     if settings and method is None:
-        raise InputError(f"{', '.join(settings)}: settings of a method, and none is given; add method=, or leave them out.")
+        raise InputError(
+            f"{', '.join(settings)}: settings of a method, and none is given; add method=, or leave them out."
+        )
     check(0 <= drop < 1, "a share of the rows in [0, 1)", drop=drop)
     return Watch(trainer, dataset, method, per, drop, settings)
 
