@@ -261,7 +261,7 @@ class LabelColumns(LabelSets):
 
     @classmethod
     def reading_options(cls, audit: Any) -> dict[str, Any]:
-        return {"labels_columns": ",".join(audit.provenance.labels)}
+        return {"labels_columns": audit.provenance.labels}
 
     @classmethod
     def _write(cls, data: Path, frame: pd.DataFrame, decided: Decided, out: Path, reading: Reading) -> None:
@@ -326,38 +326,29 @@ def predict_labels(
 
 
 def label_sets_of_table(
-    frame: pd.DataFrame,
-    where: str,
-    choice: LabelChoice,
-    *,
-    ignore: str | Sequence[str] = (),
-    labels_known: Sequence[str] = (),
-    **options: Any,
+    frame: pd.DataFrame, where: str, choice: LabelChoice, *, ignore: str | Sequence[str] = (), **options: Any
 ) -> Dataset:
     """A table whose rows have several labels: joined in a cell, in a list, or in one column of 0 and 1 each.
 
-    `choice` has the columns of the labels and their form, and `labels_known` names of joined labels; other arguments are as for
+    `choice` has the columns of the labels and their form, and ``labels_known`` are names of joined labels; other arguments are as for
     `compensate.data.tables.from_frame`.
     """
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(name) for name in frame.columns])
     names = choice.columns
+    for name in names:
+        if name not in frame.columns:
+            raise InputError(f'{where} has no column "{name}"; {nearest(name, [str(c) for c in frame.columns])}')
     if choice.form == "columns":
         given = np.empty((len(frame), len(names)), np.int64)
         for j, name in enumerate(names):
-            if name not in frame.columns:
-                raise InputError(f'{where} has no column "{name}"; {nearest(name, [str(c) for c in frame.columns])}')
             given[:, j] = [_answer(cell, name, row, where) for row, cell in enumerate(frame[name])]
         if len(set(names)) < max(2, len(names)):
             raise InputError(f"labels_columns is {', '.join(names)}; expected two columns or more, each of them once.")
         sets: LabelSets = LabelColumns(names, given, names)
     else:
-        if names[0] not in frame.columns:
-            raise InputError(
-                f'{where} has no column "{names[0]}"; {nearest(names[0], [str(c) for c in frame.columns])}'
-            )
         cells = list(frame[names[0]])
-        sign = _separator(cells, names[0], where, labels_known)
+        sign = _separator(cells, names[0], where, options.pop("labels_known", ()))
         sets = replace(_of_sets([labels_in(cell, sign) for cell in cells]), columns=names[:1])
     column, *others = sets.columns
     table = tables.from_frame(

@@ -173,13 +173,13 @@ class TokenTags(NeighboringLabels):
             word, tag, _ = self.tokens[k]
             found.append((int(self.sentence_of[k]), word, split_tag(tag)[1], int(log_q[k].argmax()), np.inf, 1.0))
         rows, words, types, best, odds, p = zip(*found, strict=True)
-        return Scored(np.array(rows), words, types, [audit.classes[c] for c in best], np.array(odds), np.array(p))
+        most = np.minimum(p, 0.5 if judge.noise.by_chance else 1.0)
+        return Scored(np.array(rows), words, types, [audit.classes[c] for c in best], np.array(odds), most)
 
     def row_digests(self, digests: Any) -> Any:
         """Of the words and tags of each sentence."""
-        return np.array(
-            [short_digest(repr([one[:2] for one in s]).encode("utf-8", "replace")) for s in self.sentences], np.uint64
-        )
+        contents = (repr([token[:2] for token in sentence]).encode("utf-8", "replace") for sentence in self.sentences)
+        return np.fromiter(map(short_digest, contents), np.uint64)
 
     def group(self, judged: Judged, changed: Ints) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
         kept, given, verdict = np.flatnonzero(judged.kept), judged.given, judged.verdict
