@@ -21,7 +21,7 @@ WORDS = {
     "weather": ["rain", "storm", "cloud", "sunny", "wind", "snow", "cold", "heat"],
 }
 NAMES = list(WORDS)
-ROWS, NEW = 600, 40  # of the audited file, and of the file that is checked
+ROWS, NEW = 600, 9  # of the audited file, and of the file that is checked
 
 
 def sentence(rng: np.random.Generator, topics: list[str]) -> str:

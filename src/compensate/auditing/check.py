@@ -172,7 +172,7 @@ def check(
     findings = tuple(
         Finding(
             *where[row], scored.given[i], scored.suggested[i], float(scored.p_error[i]),
-            "unknown class" if np.isposinf(scored.log_odds[i]) else "new" if states[row] == _NEW else "relabeled", scored.parts[i],
+            "unknown class" if np.isposinf(scored.log_odds[i]) else "new" if states[row] == _NEW else "relabeled", str(scored.parts[i]),
         )
         for i, row in wrong
     )  # fmt: skip
@@ -202,7 +202,7 @@ def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features
         if path.is_file() and is_table(path):
             new, where = read_frame(path, **reading), str(path)
     if audit.addresses or audit.regression:
-        options |= audit.label_kind.reading_options(audit.source)
+        options |= audit.label_kind.reading_options(audit)
         found = read(source, labels, features, options | reading)
         if type(labels_of(found)) is not audit.label_kind:
             raise InputError(f"{where} does not hold {audit.label_kind.noun}, which were audited; check the labels.")

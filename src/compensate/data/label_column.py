@@ -267,6 +267,9 @@ def targets(
     return target, names, f"{len(names)} classes"
 
 
+SIGNS = (";", "|", ",", "+", " / ")  # between labels in a cell
+
+
 def joined_labels(cells: Sequence[Any] | NDArray[Any]) -> str | None:
     """The separator of labels, if the cells hold several labels each; ``"list"`` if they are lists.
 
@@ -277,7 +280,7 @@ def joined_labels(cells: Sequence[Any] | NDArray[Any]) -> str | None:
     listed = sum(count for cell, count in counts.items() if cell.startswith(("[", "{")) and cell.endswith(("]", "}")))
     if listed > len(cells) / 2:
         return "list"
-    for sign in (";", "|", ",", "+", " / "):
+    for sign in SIGNS:
         parts = {cell: [part.strip() for part in cell.split(sign)] for cell in counts}
         joined = [cell for cell in counts if len(parts[cell]) > 1]
         if len(joined) < 2 or sum(counts[cell] for cell in joined) < 0.02 * len(cells):

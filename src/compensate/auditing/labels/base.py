@@ -32,7 +32,7 @@ from compensate.auditing.findings import Address, Findings, Provenance
 from compensate.auditing.learners import FOLDS, Steps, View, judge_view
 from compensate.auditing.noise_model import Verdict, pool, shares
 from compensate.auditing.write_back import check_output, fixed_name, open_labels
-from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Source
+from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
 from compensate.errors import InputError
 
 Reader = Callable[[Any, Any, Mapping[str, Any]], Dataset]  # reads data, labels and options
@@ -146,7 +146,7 @@ class LabelKind:
         return None
 
     @classmethod
-    def reading_options(cls, source: Source) -> dict[str, Any]:
+    def reading_options(cls, audit: Any) -> dict[str, Any]:
         """Options by which new data are read as the audited ones were."""
         return {}
 

@@ -32,7 +32,7 @@ from compensate.auditing.findings import SAMPLE_KINDS, Findings, Provenance
 from compensate.auditing.labels.base import Classes, Judging, LabelKind, NewRows, Scored
 from compensate.auditing.learners import FOLDS, LEARNERS, Forest, View, assign_folds, forest_size
 from compensate.auditing.noise_model import NoiseModel
-from compensate.data.dataset import UNLABELED, Dataset, Estimate, Floats, Ints, Source
+from compensate.data.dataset import UNLABELED, Dataset, Estimate, Floats, Ints
 from compensate.errors import InputError
 
 MIN_ROWS = 20  # rows that an audit needs
@@ -111,8 +111,9 @@ class Quantity(Classes):
         )  # fmt: skip
 
     @classmethod
-    def reading_options(cls, source: Source) -> dict[str, Any]:
-        named = {name: value for name, value in (("label", source.label), ("text", source.text)) if value}
+    def reading_options(cls, audit: Any) -> dict[str, Any]:
+        names = {"label": audit.source.label, "text": audit.source.text}
+        named = {name: value for name, value in names.items() if value}
         return named | {"task": "regression"} if named else {}
 
     def score(self, new: NewRows, audit: Any, judge: Any) -> Scored:

@@ -41,7 +41,7 @@ from compensate.auditing.noise_model import judge, pool, pooled, shares
 from compensate.auditing.write_back import TextEditor, dropped_rows, open_labels
 from compensate.data import tables
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
-from compensate.data.label_column import LabelChoice, choose_label, choose_text, joined_labels
+from compensate.data.label_column import SIGNS, LabelChoice, choose_label, choose_text, joined_labels
 from compensate.data.labels import is_missing, label_name
 from compensate.errors import InputError, nearest
 
@@ -70,7 +70,7 @@ class LabelSets(LabelKind):
     form = "label"
     pattern = re.compile(r"(\d{1,15}) (.*)", re.DOTALL)
     part_columns = (("label", str),)
-    options = ("labels_columns",)
+    options = ("labels_columns", "labels_known")
     answer = "choices"
 
     def __post_init__(self) -> None:
@@ -95,7 +95,8 @@ class LabelSets(LabelKind):
             rest = {name: value for name, value in options.items() if name not in ("labels_columns", "label")}
             reading = {name: rest.pop(name) for name in ("encoding", "delimiter") if name in rest}
             frame = tables.read_frame(data, **reading) if is_file else data
-            choice = LabelChoice(tuple(tables.column_names(options["labels_columns"])), "columns")
+            names = tuple(tables.column_names(options["labels_columns"]))
+            choice = LabelChoice(names, "joined" if options.get("labels_known") else "columns")
             return label_sets_of_table(frame, str(data) if is_file else "the data frame", choice, **rest)
         if labels is None and (tables.is_table(Path(data)) if is_file else is_frame):
             options = {"several": label_sets_of_table, **options}
@@ -133,11 +134,16 @@ class LabelSets(LabelKind):
             fitted=judging.judge(views.makers, tuple(used), (own,) * len(used), judge(first[samples, places], answers).model),
         )  # fmt: skip
 
+    @classmethod
+    def reading_options(cls, audit: Any) -> dict[str, Any]:
+        known = {"labels_known": audit.provenance.labels, "labels_columns": audit.source.label}
+        return known if audit.source.label and audit.kind in ("text", "table") else {}
+
     def score(self, new: NewRows, audit: Findings, judge: Any) -> Scored:
         """Each label that was judged in the audit; a name that no new row has is absent."""
         number = {name: k for k, name in enumerate(self.names)}
         judged = sorted({address.part for address in audit.addresses}, key=audit.provenance.labels.index)
-        none, found = np.zeros(len(self.given), np.int64), []
+        none, found = np.zeros(len(self.given), np.int64), list[Any]()
         rows_of = new.data.index if len(self.given) == new.data.rows else np.arange(len(new.data))
         views = FeatureViews(judge.makers).of(new.data)
         for j, name in enumerate(judged):
@@ -149,6 +155,10 @@ class LabelSets(LabelKind):
             p, odds, suggested = judge.score(log_q, given[rows])
             names = np.array(STATES, dtype=object)
             found.append((rows, [name] * len(rows), names[given[rows]], names[suggested], odds, p))
+        for name in sorted({*self.names} - {*audit.provenance.labels}):
+            rows = np.flatnonzero(self.given[rows_of, number[name]] == 1)
+            most = np.full(len(rows), np.inf), np.ones(len(rows))
+            found.append((rows, [name] * len(rows), [STATES[1]] * len(rows), [STATES[0]] * len(rows), *most))
         columns: Any = (np.concatenate(one) for one in zip(*found, strict=True))
         return Scored(*columns)
 
@@ -250,6 +260,10 @@ class LabelColumns(LabelSets):
     form = "column"
 
     @classmethod
+    def reading_options(cls, audit: Any) -> dict[str, Any]:
+        return {"labels_columns": audit.provenance.labels}
+
+    @classmethod
     def _write(cls, data: Path, frame: pd.DataFrame, decided: Decided, out: Path, reading: Reading) -> None:
         if tables.table_format(data) not in (*tables.TEXTS, *tables.LINES):
             raise InputError(
@@ -316,23 +330,25 @@ def label_sets_of_table(
 ) -> Dataset:
     """A table whose rows have several labels: joined in a cell, in a list, or in one column of 0 and 1 each.
 
-    `choice` has the columns of the labels and their form; other arguments are as for `compensate.data.tables.from_frame`.
+    `choice` has the columns of the labels and their form, and ``labels_known`` are names of joined labels; other arguments are as for
+    `compensate.data.tables.from_frame`.
     """
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(name) for name in frame.columns])
     names = choice.columns
+    for name in names:
+        if name not in frame.columns:
+            raise InputError(f'{where} has no column "{name}"; {nearest(name, [str(c) for c in frame.columns])}')
     if choice.form == "columns":
         given = np.empty((len(frame), len(names)), np.int64)
         for j, name in enumerate(names):
-            if name not in frame.columns:
-                raise InputError(f'{where} has no column "{name}"; {nearest(name, [str(c) for c in frame.columns])}')
             given[:, j] = [_answer(cell, name, row, where) for row, cell in enumerate(frame[name])]
         if len(set(names)) < max(2, len(names)):
             raise InputError(f"labels_columns is {', '.join(names)}; expected two columns or more, each of them once.")
         sets: LabelSets = LabelColumns(names, given, names)
     else:
         cells = list(frame[names[0]])
-        sign = _separator(cells, names[0], where)
+        sign = _separator(cells, names[0], where, options.pop("labels_known", ()))
         sets = replace(_of_sets([labels_in(cell, sign) for cell in cells]), columns=names[:1])
     column, *others = sets.columns
     table = tables.from_frame(
@@ -390,9 +406,11 @@ def _answer(cell: Any, name: str, row: int, where: str | Path) -> int:
     return answer
 
 
-def _separator(cells: Sequence[Any], column: str, where: str | Path) -> str:
-    """The sign between joined labels, or "list"."""
+def _separator(cells: Sequence[Any], column: str, where: str | Path, known: Sequence[str] = ()) -> str:
+    """The sign between joined labels, or "list"; few cells may not show it, and then it is the one that yields most `known` labels."""
     sign = joined_labels([cell for cell in cells if not _is_empty(cell)])
+    if sign is None and known:
+        sign = max(SIGNS, key=lambda sign: sum(name in known for cell in cells for name in labels_in(cell, sign)))
     if sign is None:
         raise InputError(f'the column "{column}" of {where} holds one label a row, and no joined labels.')
     odd = [k for k, cell in enumerate(cells) if not (_is_empty(cell) or isinstance(cell, list))]

@@ -163,21 +163,23 @@ class TokenTags(NeighboringLabels):
     def score(self, new: NewRows, audit: Findings, judge: Any) -> Scored:
         number = {name: k for k, name in enumerate(audit.classes)}
         given = np.array([number.get(split_tag(token.tag)[1], UNLABELED) for token in self.tokens], np.int64)
-        kept = given != UNLABELED
-        verdict = judge.noise.verdict(judge.predict(new.data)[kept], given[kept])
-        judged = Judged(kept, audit.classes, given, verdict, {})
-        groups, _ = self.group(judged, np.where(verdict.p_error >= SUSPECT, verdict.suggested, -1))
-        addresses, words, old, best, odds, p = zip(*groups, strict=True)
-        given_names, likely = ([audit.classes[c] for c in some] for some in (old, best))
-        return Scored(
-            np.array([address.row for address in addresses]), words, given_names, likely, np.array(p), np.array(odds)
-        )
+        log_q, kept, groups = judge.predict(new.data), given != UNLABELED, list[Any]()
+        if kept.any():
+            verdict = judge.noise.verdict(log_q[kept], given[kept])
+            judged = Judged(kept, audit.classes, given, verdict, {})
+            groups, _ = self.group(judged, np.where(verdict.p_error >= SUSPECT, verdict.suggested, -1))
+        found = [(address.row, words, audit.classes[old], best, *odds) for address, words, old, best, *odds in groups]
+        for k in np.flatnonzero(~kept).tolist():  # a type that the audited data have not
+            word, tag, _ = self.tokens[k]
+            found.append((int(self.sentence_of[k]), word, split_tag(tag)[1], int(log_q[k].argmax()), np.inf, 1.0))
+        rows, words, types, best, odds, p = zip(*found, strict=True)
+        most = np.minimum(p, 0.5 if judge.noise.by_chance else 1.0)
+        return Scored(np.array(rows), words, types, [audit.classes[c] for c in best], np.array(odds), most)
 
     def row_digests(self, digests: Any) -> Any:
         """Of the words and tags of each sentence."""
-        return np.array(
-            [short_digest(repr([one[:2] for one in s]).encode("utf-8", "replace")) for s in self.sentences], np.uint64
-        )
+        contents = (repr([token[:2] for token in sentence]).encode("utf-8", "replace") for sentence in self.sentences)
+        return np.fromiter(map(short_digest, contents), np.uint64)
 
     def group(self, judged: Judged, changed: Ints) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
         kept, given, verdict = np.flatnonzero(judged.kept), judged.given, judged.verdict
