@@ -20,7 +20,7 @@ from compensate.auditing.findings import Address, Findings, Provenance
 from compensate.auditing.issues import language
 from compensate.auditing.labels.base import Judging, LabelKind, Reader, Reading, check_given
 from compensate.auditing.write_back import open_labels
-from compensate.data.columns import messages
+from compensate.data.columns import is_chat, messages
 from compensate.data.dataset import Dataset, Estimate, Source
 from compensate.data.label_column import label_sign
 from compensate.data.pairs import PROMPTS, read_pairs, table_names
@@ -87,7 +87,8 @@ class Answers(LabelKind):
         if columns is None or any(label_sign(n) in (0, 1, 2) and n not in (*columns[0], columns[1]) for n in names):
             return other(data, labels, options)
         frame = read_pairs(data, options.get("encoding") or "utf-8", options.get("delimiter"))
-        if not {*columns[0], columns[1]} <= set(frame.columns) or not len(frame):
+        held = len(frame) > 0 and {*columns[0], columns[1]} <= set(frame.columns)
+        if not held or (not columns[0] and not is_chat(frame[columns[1]])):
             return other(data, labels, options)
         x = np.array(["\n\n".join(turn) for turn in turns_of(frame, *columns)], dtype=object)
         source = Source(kind="text", text=",".join([*columns[0], columns[1]]))
