@@ -6,7 +6,7 @@ A tiny Llama with a word-level tokenizer learns from scratch to name the topic o
 the answers is that of another topic. Average precision of the wrong rows: by `watch`; by the mean loss of the answer in the last epoch and over the
 training; and by training dynamics, the mean probability of the answer over the epochs (the confidence of data maps, after the idea of
 TDRanker, EMNLP Findings 2025). Accuracy on clean held-out texts: plain training, DFT, GCE on tokens, token LogComp, and leaving out
-the fifth of the rows that `watch` suspects most in the second half, all with the same steps. The share was chosen on other seeds.
+the fifth of the rows that `watch` suspects most in the second half, all with the same steps. Leaving out was chosen on other seeds.
 """
 
 from __future__ import annotations

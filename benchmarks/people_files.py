@@ -293,7 +293,7 @@ def entities(folder: Path, rng: np.random.Generator) -> File:
             types[name], wrong[i] = {"B-PER": "B-LOC", "B-LOC": "B-PER"}[types[name]], True
         lines += [f"{word}\t{types.get(word, 'O')}" for word in words] + [""]
     (folder / "entities.conll").write_text("\n".join(lines) + "\n")
-    return File(folder / "entities.conll", wrong, ("sentences", "PER"))
+    return File(folder / "entities.conll", wrong, ("tokens", "2 kinds of tags"))
 
 
 def votes(folder: Path, rng: np.random.Generator) -> File:
@@ -624,7 +624,8 @@ def measure(make: Callable[..., File], folder: Path, seed: int) -> dict[str, Any
         if file.wrong.any():
             row |= found_by(folder / "run", file.wrong)
         if file.issues:
-            issues = pd.read_csv(folder / "run" / "issues.csv")["issue"].value_counts()
+            listed = pd.read_csv(folder / "run" / "issues.csv")
+            issues = listed["issue"][listed["score"] == 1].value_counts()
             row["issues"] = {name: [int(issues.get(name, 0)), planted] for name, planted in file.issues.items()}
     if file.compare is not None:
         row["datalab"] = datalab(*file.compare(), file.wrong)

@@ -10,7 +10,7 @@ import pytest
 from commands import run
 
 from compensate.auditing.api import audit_votes
-from compensate.auditing.labels.votes import Votes, find_consensus, long_votes, wide_votes
+from compensate.auditing.labels.votes import Votes, find_consensus, long_votes, vote_columns, wide_votes
 from compensate.auditing.page import page_of, payload, read_payload
 from compensate.auditing.result import Audit
 from compensate.errors import InputError
@@ -175,6 +175,47 @@ def test_votes_without_samples_are_judged_by_the_votes_alone(tmp_path: Path):
     alone, reviewed = find_consensus(votes), Audit.load(tmp_path / "run" / "audit")
     assert "look wrong" in reviewed._repr_html_()
     np.testing.assert_allclose(reviewed.p_error, alone.p_error(votes.majority()), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("names", "annotators", "stated"),
+    [
+        (("text", "rater_1", "rater_2"), ["rater_1", "rater_2"], {}),
+        (("text", "label_llm", "label_human"), ["label_human", "label_llm"], {}),
+        (("label", "gpt4_label", "gpt4_confidence"), ["label", "gpt4_label"], {"gpt4_label": "gpt4_confidence"}),
+        (("label", "llm_label", "confidence"), ["label", "llm_label"], {"llm_label": "confidence"}),
+        (("label", "rater_1", "rater_2"), [], {}),  # the label column wins
+        (("label", "car model"), [], {}),  # other values
+        (("text", "label", "confidence"), [], {}),
+    ],
+)
+def test_annotators_are_recognized_by_names_and_values(names, annotators, stated):
+    values = {"text": ["a", "b", "c", "d"], "car model": ["u", "v", "w", "u"]}
+    frame = pd.DataFrame(
+        {n: [0.9, 0.8, 0.2, 0.4] if "confidence" in n else values.get(n, ["x", "y", "x", "y"]) for n in names}
+    )
+    assert vote_columns(frame) == (annotators, stated)
+
+
+@pytest.mark.parametrize("confidence", [False, True])
+def test_an_audit_of_two_labels_takes_them_for_annotators(tmp_path: Path, confidence: bool):
+    rng = np.random.default_rng(0)
+    true = rng.integers(0, 2, 300)
+    person, model = (np.where(rng.random(300) < share, 1 - true, true) for share in (0.05, 0.2))
+    sure = np.where(model == true, rng.uniform(0.6, 1, 300), rng.uniform(0.2, 0.7, 300))
+    frame = pd.DataFrame(np.eye(2)[true] * 2 + rng.normal(size=(300, 2)), columns=["a", "b"])
+    frame = frame.assign(label_llm=model, label_human=person, **({"llm_confidence": sure} if confidence else {}))
+    frame.to_csv(tmp_path / "two.csv", index=False)
+    said = run("audit", tmp_path / "two.csv", "--out", tmp_path / "run")
+    assert "600 votes of 2 annotators" in said
+    assert ('"llm_confidence" is the confidence of "label_llm"' in said) == confidence
+    found = pd.read_csv(tmp_path / "run" / "consensus.csv")
+    assert (found["consensus"] == true).mean() >= (person == true).mean()
+    quality = pd.read_csv(tmp_path / "run" / "annotators.csv").set_index("annotator")["accuracy"]
+    assert quality.idxmin().startswith("label_llm")
+    assert len(quality) == (4 if confidence else 2)
+    run("apply", tmp_path / "run", "--accept", "0.5", "--out", tmp_path / "fixed.csv")
+    assert (pd.read_csv(tmp_path / "fixed.csv")["label"] == true).mean() >= (person == true).mean()
 
 
 def test_the_command_asks_where_the_votes_are(tmp_path: Path):

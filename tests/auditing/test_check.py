@@ -153,12 +153,26 @@ def test_the_stored_learners_are_as_good_as_those_of_the_folds() -> None:
 def test_audits_without_a_fitted_model_say_why(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 3))
-    found = audit(x, x[:, 0] + 0.1 * rng.normal(size=100))
     p = rng.dirichlet([1, 1], 50)
-    with pytest.raises(InputError, match="quantities"):
-        found.score(x, x[:, 0])
     with pytest.raises(InputError, match="--probs"):
         Audit.load(audit_probabilities(p, p.argmax(1)).save(tmp_path / "audit")).score(x, rng.integers(2, size=100))
+
+
+@pytest.mark.parametrize("columns", [3, 200])  # trees, and nearest rows
+def test_new_quantities_are_judged_as_audited_ones_are(columns: int, tmp_path: Path) -> None:
+    """Of values whose errors are known, the same share is found in new rows as out of fold, and stored models say the same."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(800, columns)).astype(np.float32)
+    y, wrong = 5 * x[:, 0] + 0.3 * rng.normal(size=800), rng.random(800) < 0.05
+    y[wrong] += 8
+    found = audit(x[:400], y[:400])
+    new = found.score(x[400:], y[400:])
+    stored = Audit.load(found.save(tmp_path / "audit")).score(x[400:], y[400:])
+    assert np.allclose(new["p_error"], stored["p_error"], atol=1e-3)
+    assert new["flagged"][wrong[400:]].mean() > 0.9
+    assert wrong[400:][new["flagged"]].mean() > 0.9
+    flagged = new[new["flagged"]]
+    assert np.abs(flagged["suggested"].astype(float) - 5 * x[400:, 0][new["flagged"]]).median() < 1
 
 
 def test_a_damaged_model_is_refused(reviewed: Path, tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ import pandas as pd
 import pytest
 from commands import run
 
+from compensate.auditing.check import check
+from compensate.auditing.result import Audit
+
 WORDS = {
     "sports": ["goal", "match", "team", "player", "coach", "score", "league", "ball"],
     "money": ["bank", "market", "price", "shares", "stock", "profit", "tax", "loan"],
     "weather": ["rain", "storm", "cloud", "sunny", "wind", "snow", "cold", "heat"],
 }
 NAMES = list(WORDS)
-ROWS, NEW = 600, 40  # of the audited file, and of the file that is checked
+ROWS, NEW = 600, 9  # of the audited file, and of the file that is checked
 
 
 def sentence(rng: np.random.Generator, topics: list[str]) -> str:
@@ -155,3 +158,16 @@ def assert_true(kind: str, text: str, data: Made) -> None:
         assert np.allclose(said, truth[columns])
     else:
         assert (said.to_numpy() == truth[columns].to_numpy()).all()
+
+
+def test_new_rows_are_judged_by_the_stored_run(case: tuple[str, Path, Made], tmp_path: Path) -> None:
+    kind, folder, data = case
+    new = made(kind, NEW, 1)
+    (tmp_path / data.name).write_text(new.text)
+    found = Audit.load(folder / "run")
+    result = check(found, tmp_path / data.name)
+    assert {finding.row for finding in result.findings} == new.wrong
+    audited = check(found, folder / data.name)
+    assert (audited.known, audited.new, audited.relabeled, audited.findings) == (audited.rows, 0, 0, ())
+    scores = found.score(tmp_path / data.name)
+    assert set(scores["index"][scores["flagged"]]) == new.wrong

@@ -133,7 +133,7 @@ def test_other_labels_of_a_row_tell_of_a_label_that_the_text_does_not_name() -> 
     wrong[rng.choice(300, 20, replace=False), 0] = True
     given = np.where(wrong, 1 - given, given)
     noise = rng.normal(size=(300, 3)).astype(np.float32)
-    log_q, weights = predict_labels([View("noise", noise)], given, np.arange(300) % 5)
+    log_q, weights, _ = predict_labels([View("noise", noise)], given, np.arange(300) % 5)
     assert ((log_q[..., 1] > log_q[..., 0])[:, 0] != given[:, 0])[wrong[:, 0]].mean() > 0.9
     assert max(weights, key=weights.__getitem__).startswith("other labels")
 

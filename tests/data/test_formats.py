@@ -430,9 +430,9 @@ def test_names_of_columns_are_not_taken_for_a_row(tmp_path, name):
     assert len(frame) == 40
 
 
-def test_conversations_without_a_label_are_refused_with_what_is_expected(tmp_path):
+def test_lists_without_a_label_are_refused_with_what_is_expected(tmp_path):
     path = tmp_path / "chat.jsonl"
-    chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    chat = [{"speaker": "user", "said": "hello"}]
     path.write_text("\n".join(json.dumps({"messages": chat}) for _ in range(40)))
     with pytest.raises(InputError, match=r'holds lists .*messages.*\{"text": "...", "label": "..."\}'):
         load(path)

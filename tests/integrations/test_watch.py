@@ -394,6 +394,10 @@ def test_a_criterion_of_ones_own_and_methods_that_cannot_work(tmp_path: Path) ->
     trainer = reward(tmp_path, num_train_epochs=1)
     watch(trainer, method=methods.gce(reduction="sum"))
     trainer.train()
+    with pytest.raises(InputError, match="watched already"):
+        watch(trainer)
+    with pytest.raises(InputError, match="lam: settings of a method, and none is given"):
+        watch(reward(tmp_path), lam=0.3)
     with pytest.raises(InputError, match="needs more than logits"):
         watch(reward(tmp_path), method="pgd_at")
     with pytest.raises(InputError, match='expected "token" or "sequence"'):

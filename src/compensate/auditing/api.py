@@ -591,7 +591,7 @@ def audit_votes(items: Any, votes: Votes, *, rounds: int = 2, **options: Any) ->
     p = consensus.probabilities[found.index]
     others = p.copy()
     others[rows, given] = -1
-    provenance, notes = found.provenance, found.notes
+    provenance, notes = replace(found.provenance, annotators=votes.annotators), found.notes
     assert found.data is not None
     if provenance.by_chance:  # the votes decided alone
         provenance = replace(provenance, views={}, agreement=None, by_chance=False)

@@ -16,16 +16,17 @@ from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from compensate._version import __version__
-from compensate.auditing.class_names import without_spellings
-from compensate.auditing.content import digest_frame, digest_text
+from compensate.auditing.content import digest_frame
 from compensate.auditing.decisions import Correction
+from compensate.auditing.labels import labels_of
+from compensate.auditing.labels.base import NewRows
+from compensate.auditing.labels.votes import wide_votes
 from compensate.auditing.source import read, with_features
 from compensate.auditing.write_back import Dialect, find_cells
 from compensate.data.columns import row_texts, text_columns
-from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints, Source
+from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.data.labels import has_no_label, label_name, missing_labels
 from compensate.data.tables import LINES, is_table, read_frame, table_format
 from compensate.errors import InputError, nearest
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from compensate.auditing.judge import Judge
     from compensate.auditing.result import Audit
 
-READER_OPTIONS = ("encoding", "delimiter", "size", "labels_key", "label", "text")
+READER_OPTIONS = ("encoding", "delimiter", "size", "labels_key", "label", "text", "labels_columns")
 """Options of an audit that apply to new data too."""
 
 MAX_LABEL = 60  # characters of a label in a message
@@ -61,6 +62,7 @@ class Finding:
     suggested: str
     p_error: float  # the probability that it is wrong; 1 for an unknown class
     why: Literal["new", "relabeled", "unknown class"]
+    part: str = ""  # the label of a row that has several, or the words of a tag
 
     @property
     def rule(self) -> str:
@@ -70,8 +72,9 @@ class Finding:
     @property
     def message(self) -> str:
         """A description in one line."""
-        both = (self.given, self.suggested)
-        given, suggested = (_printable(n if len(n) <= MAX_LABEL else n[: MAX_LABEL - 1] + "…") for n in both)
+        texts = (self.given, self.suggested, self.part)
+        given, suggested, part = (_printable(n if len(n) <= MAX_LABEL else n[: MAX_LABEL - 1] + "…") for n in texts)
+        given = f'{given}" of "{part}' if part else given
         if self.why == "unknown class":
             return f'"{given}" is not a class of the audited data, "{suggested}" is likeliest (row {self.row})'
         p = "> 0.99" if 0.995 < self.p_error < 1 else f"{self.p_error:.2f}"  # rounding must not claim certainty
@@ -112,14 +115,15 @@ def score(audit: Audit, new: Any, labels: Any = None, **options: Any) -> pd.Data
         options: of the reader, as for `audit`.
 
     Returns:
-        In the order of the rows: index, given, suggested, score, p_error, flagged. Rows without a label have a suggestion but no
-        probability; a label outside the classes has the probability 1.
+        In the order of the rows: index, part (where rows have several labels), given, suggested, score, p_error, flagged. Rows without
+        a label have a suggestion but no probability; a label outside the classes has the probability 1.
     """
-    scorer = scorer_of(audit)
-    data, cells, _ = _rows(audit, new, labels, options)
-    p, odds, suggested = _judged(scorer, scorer.predict(data), data, cells)
-    columns = {"index": data.index, "given": cells, "suggested": audit.names(suggested), "score": odds}
-    return pd.DataFrame({**columns, "p_error": p, "flagged": np.nan_to_num(p) >= audit.threshold})
+    rows = _rows(audit, new, labels, options)
+    scored = labels_of(rows.data).score(rows, audit, scorer_of(audit))
+    columns = {"rows": "index", "parts": "part", "log_odds": "score"}
+    found = pd.DataFrame(scored._asdict() | {"rows": rows.data.index[scored.rows]}).rename(columns=columns)
+    found["flagged"] = np.nan_to_num(scored.p_error) >= audit.threshold
+    return found if any(scored.parts) else found.drop(columns="part")
 
 
 def check(
@@ -141,101 +145,71 @@ def check(
         features: embeddings of the rows, for an audit that was given embeddings.
         options: of the reader; by default as for the audit.
 
-    A relabeled row is judged by the out-of-fold predictions of the audit.
+    A relabeled row with one class is judged by the out-of-fold predictions of the audit.
     """
-    scorer = scorer_of(audit)
-    data, cells, digests = _rows(audit, Path(path), None, options, features)
-    audited: dict[int, list[int]] = {}
-    for place, digest in enumerate(() if audit.row_digests is None else audit.row_digests.tolist()):
-        if digest:
-            audited.setdefault(digest, []).append(place)
-    given = [name.strip() for name in audit.names(audit.given)]
-    decided = {(c.row, c.label) for c in decisions if c.row and c.changes}
-    places = np.full(len(data), _NEW)  # or the audited row with equal content and another label
-    for row, (digest, cell) in enumerate(zip(digests.tolist(), cells, strict=True)):
-        if not cell:
-            places[row] = _NO_LABEL
-        elif digest in audited:
-            name = cell.strip()
-            known = (digest_text(digest), name) in decided or any(given[place] == name for place in audited[digest])
-            places[row] = _KNOWN if known else audited[digest][0] if audit.probabilities is not None else _NEW
-    new, relabeled = np.flatnonzero(places == _NEW), np.flatnonzero(places >= 0)
-    classes = len(scorer.noise.directions)  # classes of the models; a label can say more, such as to drop a pair
-    log_q = np.full((len(data), classes), -np.log(classes))
-    if len(new):
-        log_q[new] = scorer.predict(data.subset(new))
-    if audit.probabilities is not None:
-        log_q[relabeled] = np.log(
-            np.maximum(audit.probabilities[places[relabeled], :classes].astype(np.float64), 1e-12)
-        )
-    p, _, suggested = _judged(scorer, log_q, data, cells)
-    p[(places == _KNOWN) | (places == _NO_LABEL)] = np.nan
-    wrong = np.flatnonzero(np.nan_to_num(p, nan=-1.0) >= (audit.threshold if at_least is None else at_least))
-    where = _positions(Path(path), audit, data, wrong, options) if len(wrong) else {}
-    names = audit.names(suggested)
+    scorer, kind = scorer_of(audit), audit.label_kind
+    rows = _rows(audit, Path(path), None, options, features)
+    data, digests = rows.data, rows.digests.tolist()
+    of_label = [] if audit.row_digests is None else audit.row_digests.tolist()
+    audited = {digest: place for place, digest in reversed([*enumerate(of_label)]) if digest}
+    names = [str(address.part or "") for address in audit.addresses] or [""] * len(audit)
+    known = {*zip(of_label, names, (name.strip() for name in audit.written(audit.given)), strict=False)}
+    for c in (c for c in decisions if c.row and c.changes):
+        part = kind.parse(c.part).part if kind.form else ""
+        known.add((int(c.row.rpartition(":")[2], 16), str(part or ""), c.label))
+    places = np.array([audited.get(digest, _NEW) for digest in digests], np.int64)
+    scored = labels_of(data).score(rows._replace(places=places), audit, scorer)
+    # By row: new, known, without a label, or the audited row with equal content and other labels.
+    states, wrong = np.full(len(data), _NO_LABEL), []
+    for i, (row, part, given) in enumerate(zip(scored.rows.tolist(), scored.parts, scored.given, strict=True)):
+        if given:
+            place = int(places[row])
+            same = place >= 0 and (kind.digests_labels or (digests[row], part, given.strip()) in known)
+            states[row] = max(states[row], _KNOWN if same else place)
+            if not same and scored.p_error[i] >= (audit.threshold if at_least is None else at_least):
+                wrong.append((i, row))
+    where = _positions(Path(path), audit, data, np.array([row for _, row in wrong]), options) if wrong else {}
     findings = tuple(
         Finding(
-            *where[row], cells[row], names[row], float(p[row]),
-            "unknown class" if data.target[row] == UNLABELED else "new" if places[row] == _NEW else "relabeled",
+            *where[row], scored.given[i], scored.suggested[i], float(scored.p_error[i]),
+            "unknown class" if np.isposinf(scored.log_odds[i]) else "new" if states[row] == _NEW else "relabeled", str(scored.parts[i]),
         )
-        for row in wrong.tolist()
+        for i, row in wrong
     )  # fmt: skip
-    same, unlabeled = (int((places == state).sum()) for state in (_KNOWN, _NO_LABEL))
-    return Checked(str(path), len(data), same, len(new), len(relabeled), unlabeled, findings)
+    old, unlabeled, new = (int((states == state).sum()) for state in (_KNOWN, _NO_LABEL, _NEW))
+    return Checked(str(path), len(data), old, new, int((states >= 0).sum()), unlabeled, findings)
 
 
 def scorer_of(audit: Audit) -> Judge:
     """The fitted model of an audit, or an error with the remedy."""
     if audit.scorer is not None:
         return audit.scorer
-    if audit.regression:
-        raise InputError(
-            "this audit is of quantities; only labels that are classes can be judged later. Audit the new data."
-        )
-    if audit.addresses:
-        raise InputError(
-            "this audit is of several labels a sample (label sets, tags or masks), for which no fitted model is kept; only one "
-            "class a row can be judged later. Audit the new data."
-        )
-    why = "with a network (--model or --finetune) or from probabilities (--probs)"
-    raise InputError(
-        f"this audit holds no fitted model: it was made {why}, or its files are gone. Audit again without them."
-    )
+    why = "with a network (--model or --finetune), from probabilities (--probs) or of masks"
+    raise InputError(f"this audit holds no fitted model: it was made {why}, or its files are gone. Audit the new data.")
 
 
-def _judged(scorer: Judge, log_q: Floats, data: Dataset, cells: list[str]) -> tuple[Floats, Floats, Ints]:
-    """(N,) each: probability and log odds of an error (NaN without a label), and the suggested label."""
-    target = data.target
-    likeliest = log_q.argmax(1)
-    missing = target == UNLABELED
-    labels = np.where(missing, likeliest, target)
-    p, odds, suggested = scorer.score(without_spellings(log_q, labels, data.classes), labels)
-    p, odds = np.where(missing, np.nan, p), np.where(missing, np.nan, odds)
-    unknown = missing & np.array([bool(cell) for cell in cells], bool)
-    p[unknown], odds[unknown] = 1.0, np.inf
-    return p, odds, np.where(missing, likeliest, suggested)
-
-
-def _rows(
-    audit: Audit, new: Any, labels: Any, options: dict[str, Any], features: str | Path | None = None
-) -> tuple[Dataset, list[str], NDArray[np.uint64]]:
-    """New samples with the classes of the audit; (N,) labels as written, empty if missing; (N,) row digests, zero if unknown."""
+def _rows(audit: Audit, new: Any, labels: Any, options: dict[str, Any], features: str | Path | None = None) -> NewRows:
+    """New samples with the classes of the audit."""
     chosen = (audit.provenance.asked or {}).get("options")
     kept = {name: chosen[name] for name in READER_OPTIONS if name in chosen} if isinstance(chosen, dict) else {}
     options = {**kept, **audit.reading, **options}
     reading = {name: options.pop(name) for name in ("encoding", "delimiter") if name in options}
-    where = "the data frame" if isinstance(new, pd.DataFrame) else str(new)
+    source, where = new, "the data frame" if isinstance(new, pd.DataFrame) else str(new)
     if isinstance(new, (str, Path)):
         path = Path(new).expanduser()
         if not path.exists():
             raise InputError(f"there is no file or folder {path}; check the path.")
         if path.is_file() and is_table(path):
             new, where = read_frame(path, **reading), str(path)
-    if audit.addresses:
-        found = read(new if where == "the data frame" else where, labels, features, options | reading)
+    if audit.addresses or audit.regression:
+        options |= audit.label_kind.reading_options(audit)
+        found = read(source, labels, features, options | reading)
+        if type(labels_of(found)) is not audit.label_kind:
+            raise InputError(f"{where} does not hold {audit.label_kind.noun}, which were audited; check the labels.")
         digests = found.source.row_digests
         digests = np.zeros(len(found), np.uint64) if digests is None else digests[found.index]
-        return found, [found.classes[c] if c != UNLABELED else "" for c in found.target.tolist()], digests
+        cells = ["" if audit.regression or c == UNLABELED else found.classes[c] for c in found.target.tolist()]
+        return NewRows(found, cells, digests)
     data, digests = None, None
     if not isinstance(new, pd.DataFrame):
         data = read(new, labels, features, options)
@@ -250,7 +224,11 @@ def _rows(
     if data is None or digests is None:
         frame = new.reset_index(drop=True)
         frame.columns = pd.Index([str(name) for name in frame.columns])
-        label, text = audit.source.label, audit.source.text
+        label, text, own = audit.source.label, audit.source.text, frame
+        voters = [name for name in audit.provenance.annotators if name in frame.columns]
+        if labels is None and label not in frame.columns and len(voters) > 1:  # the label is that of the majority
+            own, votes = wide_votes(frame, voters)
+            own, frame = (table.assign(**{str(label): votes.majority_names}) for table in (own, frame))
         if labels is None and label not in frame.columns:
             known = nearest(str(label), [str(c) for c in frame.columns])
             raise InputError(f'{where} has no column "{label}", which holds the labels of the audit; {known}')
@@ -264,14 +242,14 @@ def _rows(
         if len(cells) != len(frame):
             raise InputError(f"there are {len(frame)} rows and {len(cells)} labels; expected one each.")
         texts = row_texts(frame, text) if text else np.array([""] * len(frame), dtype=object)
-        source = Source(kind="text" if text else "table", label=label, text=text)
-        data = Dataset(texts, np.full(len(frame), UNLABELED), (), raw=frame, source=source)
+        made = Source(kind="text" if text else "table", label=label, text=text)
+        data = Dataset(texts, np.full(len(frame), UNLABELED), (), raw=frame, source=made)
         features = audit.source.embedding if features is None else features
         data = data if features is None else with_features(data, features)
-        digests = digest_frame(frame, str(label))
+        digests = digest_frame(own, str(label))
     numbers = {name.strip(): number for number, name in enumerate(audit.classes)}
     target = np.array([numbers.get(cell.strip(), UNLABELED) if cell else UNLABELED for cell in cells], np.int64)
-    return replace(data, target=target, classes=audit.classes), cells, digests
+    return NewRows(replace(data, target=target, classes=audit.classes), cells, digests)
 
 
 def _positions(
@@ -288,7 +266,8 @@ def _positions(
     elif is_table(path) and kind in (".csv", ".tsv"):
         reading = {**audit.reading, **{name: value for name, value in options.items() if value}}
         text = decode(read_bytes(path, lines=True), path, str(reading.get("encoding", "utf-8")))
-        column = list(data.raw.columns).index(audit.source.label)
+        columns = list(data.raw.columns)
+        column = columns.index(audit.source.label) if audit.source.label in columns else 0
         lines = label_places(text, kind, column, reading.get("delimiter"))
     places = lines if len(lines) == len(data) else [(None, None)] * len(data)
     return {row: (names[row], int(data.index[row]), *places[row]) for row in rows.tolist()}

@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from compensate.data.arrays import as_images
-from compensate.data.columns import text_columns
+from compensate.data.columns import messages, text_columns
 from compensate.data.dataset import PARTS, Dataset, Ints
 from compensate.data.folder import is_image, label_file
 from compensate.data.load import is_saved
@@ -102,7 +102,8 @@ def sample_content(data: Dataset | None, row: int) -> Content:
         texts, label = text_columns(data.source.text, data.table.columns), data.source.label
         fields = tuple((str(name), str(value)) for name, value in cells.items() if name not in (*texts, label))
         names = [f"{name}: " if len(texts) > 1 else "" for name in texts]
-        shown = "\n\n".join(f"{name}{cells[text]}" for name, text in zip(names, texts, strict=True))
+        said = ("\n\n".join(messages(cells[text])) for text in texts)
+        shown = "\n\n".join(f"{name}{text}" for name, text in zip(names, said, strict=True))
         return Content(text=shown, fields=fields) if texts else Content(fields=fields)
     return Content(text=str(raw[row]))
 

@@ -268,7 +268,7 @@ def cleanlab_issues(audit: Audit) -> dict[str, Any]:
     The frame has is_label_issue, label_score (1 - p_error, smaller is worse), given_label and predicted_label, indexed by the row. The
     probabilities are out of fold.
     """
-    if audit.classes and audit.probabilities is None:
+    if audit.probabilities is None and audit.classes and not audit.addresses:
         raise InputError("cleanlab's form needs class probabilities, which this audit has not kept.")
     columns = {
         **audit.label_kind.address_columns(audit.addresses if not audit.by_row else ()),

@@ -40,7 +40,7 @@ SEPARATORS, PAIRED = (
 MAX_TREE_COLUMNS = 200  # of given features up to which trees use them: more columns are rarely a table
 
 
-class _Stored:
+class StoredFields:
     """A maker whose fields are its state."""
 
     def state(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class _Stored:
 
 
 @dataclass(frozen=True, eq=False)
-class Embeddings(_Stored):
+class Embeddings(StoredFields):
     """Embeddings of this width by a pretrained encoder, given as the user named it."""
 
     encoder: str
@@ -164,7 +164,7 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class Pixels(_Stored):
+class Pixels(StoredFields):
     """The pixels of images; large images are averaged over squares.
 
     Trees use them too if they are ``few``.
@@ -196,7 +196,7 @@ def pixel_rows(images: NDArray[Any]) -> Singles:
 
 
 @dataclass(frozen=True, eq=False)
-class Features(_Stored):
+class Features(StoredFields):
     """Given features, with outliers clipped and columns of extreme size scaled.
 
     Attributes:

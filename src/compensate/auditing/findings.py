@@ -48,6 +48,7 @@ class Provenance:
     crossfit: bool = False
     fitted_rows: int | None = None  # rows that learners were fitted on, if not all
     labels: tuple[str, ...] = ()  # the names of the labels in label sets
+    annotators: tuple[str, ...] = ()  # whose votes were audited
     shown: str = ""  # the kind of the samples, where labels are quantities
     decided: Mapping[str, Any] | None = None  # decisions that were used
     since: Mapping[str, Any] | None = None  # changes since an earlier audit

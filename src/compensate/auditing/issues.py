@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from compensate.auditing.class_names import near_pairs, spellings
 from compensate.auditing.duplicates import Near, find_pairs, nearest_rows, partners, shared_with, shrunk, texts_of
 from compensate.auditing.linear import Mask
-from compensate.data.columns import Column, numbers
+from compensate.data.columns import Column, is_nested, numbers
 from compensate.data.dataset import Dataset, Floats, Ints
 from compensate.data.labels import is_missing
 from compensate.errors import InputError
@@ -66,6 +66,13 @@ KINDS: dict[str, IssueKind] = {
         "Look whether cells are missing for a reason that has to do with the label; if so, audit without the column.", "column"),
     "rare_class": IssueKind("rare class", "rare classes", "rows of the class over what an equal share would be",
         "Few rows of a class make its labels hard to judge, and hard to learn: merge it with another class, or drop its rows.", "class"),
+    "empty_answer": IssueKind("empty answer", "empty answers", "1", "An empty answer teaches nothing: drop the row."),
+    "refusal": IssueKind("refused answer", "refused answers", "1",
+        "The answer refuses the request. Drop the row, unless a model is to learn to refuse it."),
+    "truncated_answer": IssueKind("truncated answer", "truncated answers", "1",
+        "The answer ends within a sentence. Drop the row, or fetch the whole answer."),
+    "language_change": IssueKind("answer in another language than its prompt", "answers in another language than their prompts", "1",
+        "Drop the row, unless the prompt asks for this language."),
     "empty_text": IssueKind("empty text", "empty texts", "1", "A row without content says nothing about its label: drop it."),
     "empty_row": IssueKind("empty row", "empty rows", "1", "A row without content says nothing about its label: drop it."),
     "other_language": IssueKind("text in another language", "texts in another language", "share of its words or letters that say so",
@@ -79,7 +86,7 @@ KINDS: dict[str, IssueKind] = {
 """All kinds, the most important first."""
 
 # Rows that are usually dropped.
-USELESS = ("identical_responses", "duplicate", "empty_text", "empty_row", "blank_image")
+USELESS = ("identical_responses", "duplicate", "empty_answer", "empty_text", "empty_row", "blank_image")
 
 
 def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
@@ -367,7 +374,7 @@ def odd_images(images: NDArray[Any]) -> Iterator[Finding]:
 
 def _missing(column: pd.Series) -> Mask:
     """(N,) which cells are empty."""
-    codes, values = pd.factorize(column)
+    codes, values = pd.factorize(column.map(str) if is_nested(column) else column)
     empty = np.array([*(is_missing(v) for v in np.asarray(values, dtype=object)), True])
     return np.asarray(empty[codes], dtype=bool)
 

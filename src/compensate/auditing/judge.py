@@ -71,6 +71,7 @@ class Judge:
         shares: by view and learner, the weight as a share of all.
         opinions: by name, the weight of each opinion itself apart from the learners of it; not stored.
         log_q: (N, C) the pooled out-of-fold log probabilities of the fitted rows, if they were kept.
+        arrays: further ones that a kind of label needs.
     """
 
     makers: tuple[Maker, ...]
@@ -81,6 +82,7 @@ class Judge:
     shares: Mapping[str, float] = field(default_factory=dict)
     opinions: Mapping[str, float] = field(default_factory=dict)
     log_q: Floats | None = None
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @staticmethod
     def fit(
@@ -254,7 +256,13 @@ class Judge:
         ]
         numbers = np.array([noise.share, noise.sharpness, noise.offset, noise.shift])
         stored = {"numbers": numbers, "directions": noise.directions, "ratios": noise.ratios}
-        tree = {"format": FORMAT, "views": views, "noise": stored, "by_chance": noise.by_chance}
+        tree = {
+            "format": FORMAT,
+            "views": views,
+            "noise": stored,
+            "by_chance": noise.by_chance,
+            "arrays": dict(self.arrays),
+        }
         write_packed(tree, folder / FILE)
 
     @staticmethod
@@ -282,7 +290,7 @@ class Judge:
                 f"{folder} holds no fitted model that can be read ({error or type(error).__name__}). Audit the data again."
             ) from error
         noise = NoiseModel(share, sharpness, directions, ratios, offset, shift, by_chance=bool(tree["by_chance"]))
-        return Judge(tuple(makers), tuple(learners), tuple(weights), noise)
+        return Judge(tuple(makers), tuple(learners), tuple(weights), noise, arrays=tree.get("arrays", {}))
 
 
 # --- files ----------------------------------------------------------------------------------------------------

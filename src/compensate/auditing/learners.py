@@ -140,11 +140,11 @@ class Forest:
     feature: NDArray[np.int32]
     threshold: Singles
     right: NDArray[np.int32]
-    leaves: NDArray[np.float16]
+    leaves: NDArray[np.floating]
 
     @staticmethod
     def fitted(trees: Sequence[tuple[Any, Ints]], classes: int) -> Forest:
-        """From trees of scikit-learn, each with the classes that it knows."""
+        """From trees of scikit-learn, each with the classes that it knows; leaves of a single class are values."""
         starts, parts = [], []
         nodes = leaves = 0
         for grown, known in trees:
@@ -156,16 +156,20 @@ class Forest:
             right[leaf] = leaves + np.arange(leaf.sum())
             value = np.zeros((int(leaf.sum()), classes))
             value[:, known] = tree.value[leaf, 0]
-            value /= np.maximum(value.sum(1, keepdims=True), 1e-12)
+            value /= np.maximum(value.sum(1, keepdims=True), 1e-12) if classes > 1 else 1
             starts.append(nodes)
             parts.append((np.where(leaf, -1, tree.feature), tree.threshold, right, value))
             nodes, leaves = nodes + len(leaf), leaves + len(value)
-        kinds: Any = np.int32, np.float32, np.int32, np.float16
+        kinds: Any = np.int32, np.float32, np.int32, np.float16 if classes > 1 else np.float32
         arrays = (np.concatenate(one).astype(kind) for one, kind in zip(zip(*parts, strict=True), kinds, strict=True))
         return Forest(np.array(starts), *arrays)
 
     def log_p(self, x: Any, trees: Singles | None) -> Singles:
         assert trees is not None
+        return smoothed(self.mean(trees))
+
+    def mean(self, trees: Singles) -> Singles:
+        """(N, C) the mean of the leaves that the trees reach."""
         p = np.zeros((len(trees), self.leaves.shape[1]), np.float32)
         for start in self.starts:
             node = np.full(len(trees), start)
@@ -178,7 +182,7 @@ class Forest:
                 left = trees[rows, feature] <= self.threshold[here]
                 node[rows] = np.where(left, here + 1, self.right[here])
             p += self.leaves[self.right[node]]
-        return smoothed(p / len(self.starts))
+        return p / np.float32(len(self.starts))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         return dict(vars(self))

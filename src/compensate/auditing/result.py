@@ -59,8 +59,8 @@ class Audit(Findings):
     found_issues: pd.DataFrame | None = None
 
     def __post_init__(self) -> None:
-        if self.row_digests is None and self.by_row and self.source.row_digests is not None:
-            object.__setattr__(self, "row_digests", self.source.row_digests[self.index])
+        if self.row_digests is None and self.source.row_digests is not None:
+            object.__setattr__(self, "row_digests", self.source.row_digests[self.rows])
 
     @property
     def title(self) -> str:

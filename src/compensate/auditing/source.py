@@ -16,7 +16,7 @@ from compensate.auditing.class_names import merge_spellings
 from compensate.auditing.content import digests_of
 from compensate.auditing.features import kind_of
 from compensate.auditing.issues import LEAKING, predicts
-from compensate.auditing.labels import KINDS, read_labels
+from compensate.auditing.labels import KINDS, labels_of, read_labels
 from compensate.data.arrays import from_arrays, not_finite, read_npz
 from compensate.data.columns import Column, embeddings
 from compensate.data.dataset import PARTS, Dataset, Source, Splits
@@ -75,6 +75,7 @@ def read(data: Any, labels: Any, features: ArrayLike | str | Path | None, option
         there = path.exists() or is_pattern(path)
         title = path.parent.name if is_pattern(path) else path.name or str(data)
         digest, rows = digests_of(found, path) if there else ("", None)
+        rows = labels_of(found).row_digests(rows)
         source = replace(source, title=title, path=str(data) if there else "", digest=digest, row_digests=rows)
     given = {name: options[name] for name in ("encoding", "delimiter") if options.get(name)}
     if source.left_out:

@@ -201,7 +201,9 @@ def load_audit(folder: Path) -> dict[str, Any]:
             **{name: config[name] for name in STORED if name in config},
         ),
         "label_kind": label_kind,
-        "provenance": Provenance(**known | {name: tuple(known.get(name, ())) for name in ("labels", "expected")}),
+        "provenance": Provenance(
+            **known | {name: tuple(known.get(name, ())) for name in ("labels", "annotators", "expected")}
+        ),
         "curves": texts["curves"],
         **{name: tuple(texts[name]) for name in ("classes", "ids", "notes")},
         "log_odds": arrays["score"],

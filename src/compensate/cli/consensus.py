@@ -13,7 +13,7 @@ from rich.text import Text
 
 from compensate.auditing.api import audit_votes
 from compensate.auditing.content import digest_frame, digest_text, short_digest
-from compensate.auditing.labels.votes import Votes, long_votes, wide_votes
+from compensate.auditing.labels.votes import Votes, long_votes, vote_columns, wide_votes
 from compensate.auditing.result import Audit
 from compensate.auditing.store import check_run_folder, write_run
 from compensate.auditing.write_back import write_csv
@@ -45,6 +45,8 @@ def consensus(
 
     **Example:** `compensate consensus votes.csv --annotators "rater*"`
 
+    Columns such as rater_1 and rater_2, or label_llm and label_human, are found by their names; llm_confidence is the stated confidence.
+
     With one vote per row: `compensate consensus votes.csv --item id --annotator worker --label label`
 
     Models of the samples vote too, weighted by how well they predict the annotators' votes. The run folder has consensus.csv, annotators.csv,
@@ -59,8 +61,11 @@ def consensus(
             f"--annotators names a column for each annotator, {name} is for a table with one vote per row; leave one of them out."
         )
     frame = read_frame(data, encoding=encoding or "utf-8", delimiter=delimiter)
+    raters, stated = vote_columns(frame) if annotators is annotator is item is None else ([], {})
     if annotators is not None:
         items, votes = wide_votes(frame, [name.strip() for name in annotators.split(",") if name.strip()])
+    elif raters:
+        items, votes = wide_votes(frame, raters, stated)
     elif annotator is not None and item is not None:
         items, votes = long_votes(frame, item, annotator, label or "label")
     else:
@@ -69,9 +74,11 @@ def consensus(
         )
     folder = out or Path("runs") / f"{data.name.split('.')[0]}-consensus"
     check_run_folder(folder)
-    say(
-        f"{data.name}: {votes.items:,} items, {len(votes.label):,} votes of {len(votes.annotators):,} annotators, {len(votes.classes)} classes"
-    )
+    people = f"{len(raters) or len(votes.annotators):,} annotators"
+    say(f"{data.name}: {votes.items:,} items, {len(votes.label):,} votes of {people}, {len(votes.classes)} classes")
+    if raters:
+        sure = "".join(f'; "{column}" is the confidence of "{name}"' for name, column in stated.items())
+        say(f"annotators: {', '.join(raters)}{sure} (others: --annotators; one label alone: compensate audit --label)")
     options: dict[str, Any] = {name: value for name, value in (("text", text), ("ignore", ignore)) if value is not None}
     found, agreed = audit_votes(items, votes, encoder=encoder, seed=seed or 0, **options)
     found, labels = as_label_table(found, votes, items, folder / "labels.csv", data.name)

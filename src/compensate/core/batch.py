@@ -167,6 +167,10 @@ class Batch:
         y = self.target.to(torch.promote_types(given, form.dtype))
         return y.masked_fill(~self.valid[:, None], 0.0) if self.places.binary else y
 
+    def of_label(self, values: Tensor) -> Tensor:
+        """(B,) the values (B, C) of the given classes; a mean of them for soft labels."""
+        return values.gather(1, self.labels[:, None])[:, 0] if self.hard else (values * self.y.to(values.dtype)).sum(-1)
+
     @property
     def progress(self) -> Tensor:
         """The finished share of the training, from 0 to 1, a scalar tensor."""

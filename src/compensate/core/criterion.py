@@ -273,6 +273,7 @@ class Compensated(nn.Module):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
         self._seen, self._unlearned, self._started = 0, 0, False
         self._found: tuple[tuple[nn.Module | None, ...], list[Statistic]] = ((), [])
+        self._samples = 0  # the size of the training set, if a table or a statistic knows it
         self.peers: Callable[[Tensor], Tensor] | None = None
         """Appends the values of other processes, if each evaluates a slice of a batch."""
         for table in self.tables():
@@ -603,11 +604,10 @@ class Compensated(nn.Module):
         rolling = [*filter(attrgetter("rolls"), statistics)]
         if rolling:
             before, self._seen = self._seen, self._seen + s.places.visits
-            sizes = [m.num_samples for m in self.modules() if isinstance(m, Sample | Statistic) and m.num_samples]
-            if sizes and before <= 1.5 * max(sizes) < self._seen:
+            if self._samples > 0 and before <= 1.5 * self._samples < self._seen:
                 warnings.warn(
                     f"{type(rolling[0]).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
-                    f"for {self._seen} samples of a set of {max(sizes)}. Call it after each epoch.",
+                    f"for {self._seen} samples of a set of {self._samples}. Call it after each epoch.",
                     stacklevel=2,
                 )
         if self._awaits_meta:
@@ -672,6 +672,8 @@ class Compensated(nn.Module):
         children = (*self._modules.values(),)
         if self._found[0] != children:
             self._found = children, [module for module in self.modules() if isinstance(module, Statistic)]
+            sizes = (m.num_samples for m in self.modules() if isinstance(m, Sample | Statistic))
+            self._samples = max((size for size in sizes if size), default=0)
         return self._found[1]
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:

@@ -260,7 +260,7 @@ class Evidence(Statistic):
         self._buffered += s.plain.numel()
         # The caller may reuse its tensors.
         index, labels = index.clone() if index is s.index else index, labels.clone() if labels is s.target else labels
-        self._buffer.append(Visits(index, s.plain.clone(), labels, du.clone()))
+        self._buffer.append(Visits(index, s.plain.clone(), labels, du if s.du is None else du.clone()))
         self._indices.append(self._buffer[-1].rows if s.index is None or index.is_cpu else s.index.clone())
         if self._buffered > BUFFER:
             self.flush()

@@ -28,6 +28,7 @@ MIN_SHARE = 0.95  # of the cells that must have a type for the column to have it
 MIN_DISTINCT, DISTINCT_SHARE = 50, 0.9
 HOLDS_LISTS = "holds lists"
 WRITTEN_LISTS = "holds lists written as text"  # reasons for leaving out a column of lists
+PROBED_CELLS = 20  # first cells of a column that must be embeddings or conversations before all of them are read
 MIN_DIMENSIONS = 3  # numbers of a list from which on it is an embedding
 TEXT_WORDS = 3  # median number of words from which a column is text
 _ID_NAME = re.compile(r"(^|[_\W])(id|uuid|guid|key)$|[a-z](Id|ID)$")
@@ -148,6 +149,27 @@ def is_nested(column: pd.Series) -> bool:
     return any(isinstance(v, (list, tuple, set, dict, np.ndarray)) for v in column)
 
 
+def messages(cell: Any) -> list[str]:
+    """The texts of a cell: itself, or the messages of a conversation.
+
+    >>> messages([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]), messages("a")
+    (['Hi', 'Hello'], ['a'])
+    """
+    if isinstance(cell, (list, tuple, np.ndarray)):
+        parts = (m.get("content", m.get("value", "")) if isinstance(m, Mapping) else m for m in cell)
+        return ["" if is_missing(part) else str(part) for part in parts] or [""]
+    if isinstance(cell, Mapping):
+        return [str(cell.get("content", cell))]
+    return ["" if is_missing(cell) else str(cell)]
+
+
+def is_chat(column: pd.Series) -> bool:
+    """Whether cells are conversations: lists of messages, each with a role and a content."""
+    cells = [cell for cell in column.head(PROBED_CELLS) if isinstance(cell, (list, tuple, np.ndarray)) and len(cell)]
+    said = (m for cell in cells for m in cell)
+    return bool(cells) and all(isinstance(m, Mapping) and ("content" in m or "value" in m) for m in said)
+
+
 def are_lists(texts: Iterable[str]) -> bool:
     """Whether nearly all texts are JSON lists or objects, such as embeddings."""
     brackets = [text[:1] + text[-1:] in ("[]", "{}") for text in texts]
@@ -213,7 +235,7 @@ def text_columns(text: str | None, names: Iterable[str]) -> tuple[str, ...]:
 def row_texts(frame: pd.DataFrame, text: str) -> NDArray[Any]:
     """(N,) the text of each row; those of several columns are joined by an empty line."""
     columns = text_columns(text, map(str, frame.columns))
-    cells = zip(*([("" if is_missing(v) else str(v)) for v in frame[name]] for name in columns), strict=True)
+    cells = zip(*(["\n".join(messages(v)) for v in frame[name]] for name in columns), strict=True)
     return np.array(["\n\n".join(row) for row in cells], dtype=object)
 
 

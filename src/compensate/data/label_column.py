@@ -32,6 +32,7 @@ from compensate.errors import InputError, nearest
 MIN_WORDS, MAX_OTHER_COLUMNS = 6, 3
 # Names of two columns whose texts are judged together: the label says how they relate
 PAIRED_TEXTS = (
+    *(("instruction", "input", "output"), ("instruction", "output"), ("prompt", "response")),
     *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_1", "sentence_2"), ("text1", "text2")),
     *(("text_a", "text_b"), ("question1", "question2"), ("question", "answer"), ("question", "passage")),
     *(("query", "document"), ("query", "passage"), ("claim", "evidence"), ("prompt", "completion")),
@@ -203,7 +204,8 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
         return text or None
     lower = {name.strip().lower(): name for name in names if name != label}
     for pair in PAIRED_TEXTS:
-        if all(name in lower and _holds_texts(frame[lower[name]]) for name in pair):
+        # The input of an instruction is often empty.
+        if all(name in lower and (name == "input" or _holds_texts(frame[lower[name]])) for name in pair):
             return ",".join(lower[name] for name in pair)
     sample = frame.iloc[:: max(1, len(frame) // 2000)]
     lengths, words = {}, {}
@@ -265,6 +267,9 @@ def targets(
     return target, names, f"{len(names)} classes"
 
 
+SIGNS = (";", "|", ",", "+", " / ")  # between labels in a cell
+
+
 def joined_labels(cells: Sequence[Any] | NDArray[Any]) -> str | None:
     """The separator of labels, if the cells hold several labels each; ``"list"`` if they are lists.
 
@@ -275,7 +280,7 @@ def joined_labels(cells: Sequence[Any] | NDArray[Any]) -> str | None:
     listed = sum(count for cell, count in counts.items() if cell.startswith(("[", "{")) and cell.endswith(("]", "}")))
     if listed > len(cells) / 2:
         return "list"
-    for sign in (";", "|", ",", "+", " / "):
+    for sign in SIGNS:
         parts = {cell: [part.strip() for part in cell.split(sign)] for cell in counts}
         joined = [cell for cell in counts if len(parts[cell]) > 1]
         if len(joined) < 2 or sum(counts[cell] for cell in joined) < 0.02 * len(cells):

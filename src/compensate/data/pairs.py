@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from compensate.data import tables
+from compensate.data.columns import messages
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.data.labels import is_missing, label_name
 from compensate.data.load import frame_and_images, is_hub, is_saved, open_saved, training_part
@@ -157,20 +158,6 @@ def are_texts(frame: pd.DataFrame, columns: PairColumns) -> bool:
     """Whether most of the first responses have letters: columns with such names may hold numbers."""
     cells = [cell for name in columns[1:3] for cell in frame[name].head(50)]
     return sum(any(map(str.isalpha, " ".join(messages(cell)))) for cell in cells) > len(cells) / 2
-
-
-def messages(cell: Any) -> list[str]:
-    """The texts of a cell: itself, or the messages of a conversation.
-
-    >>> messages([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]), messages("a")
-    (['Hi', 'Hello'], ['a'])
-    """
-    if isinstance(cell, (list, tuple, np.ndarray)):
-        parts = (message.get("content", "") if isinstance(message, Mapping) else message for message in cell)
-        return ["" if is_missing(part) else str(part) for part in parts] or [""]
-    if isinstance(cell, Mapping):
-        return [str(cell.get("content", cell))]
-    return ["" if is_missing(cell) else str(cell)]
 
 
 def answers_of(cells: Sequence[Any], name: str, columns: PairColumns, where: str) -> Ints:

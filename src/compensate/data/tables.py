@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from compensate.data.columns import (
     HOLDS_LISTS,
     ID_NAMES,
+    PROBED_CELLS,
     Column,
     Matrix,
     TableEncoder,
     analyze,
     embeddings,
+    is_chat,
     is_nested,
     is_row,
     row_texts,
@@ -40,7 +42,6 @@ from compensate.data.parquet import read_parquet
 from compensate.errors import InputError
 from compensate.files import check_size, check_width, read_text
 
-PROBED_CELLS = 20  # cells of a column that must be embeddings before all of them are read
 MIN_HEADER_ROWS = 5  # rows from which it is checked whether the first line holds names
 TEXTS = (".csv", ".tsv")
 LINES = (".jsonl", ".ndjson", ".json")
@@ -218,8 +219,11 @@ def from_frame(
     embedding, x_given = _find_embedding(frame, embedding, where, [*ignored, label], wanted)
     if embedding is not None:
         ignored = [*ignored, embedding]
-    nested = [name for name in frame.columns if name not in ignored and is_nested(frame[name])]
-    flat = frame.drop(columns=[*nested, *(c for c in ignored if c in frame.columns)])
+    chats = [name for name in frame.columns if name not in (*ignored, label) and is_chat(frame[name])]
+    nested = [name for name in frame.columns if name not in (*ignored, *chats) and is_nested(frame[name])]
+    flat = frame.assign(**{name: row_texts(frame, name) for name in chats}).drop(
+        columns=[*nested, *(c for c in ignored if c in frame.columns)]
+    )
     known = () if wanted is None else (*wanted, label, *text_columns(text, flat.columns))
     readable = flat[[c for c in flat.columns if c in known]] if wanted else flat
     given_text, text = text, choose_text(readable, text, where, label)

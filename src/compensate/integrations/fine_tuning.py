@@ -86,6 +86,12 @@ def watch(
     one_of("per", per, "token", "sequence")
     if not hasattr(trainer.train_dataset, "column_names"):
         raise InputError("watch needs a trainer with a train_dataset of the library datasets, not a stream or a list.")
+    if ROW in trainer.train_dataset.column_names:
+        raise InputError("this trainer is watched already; make a new one to watch it in another way.")
+    if settings and method is None:
+        raise InputError(
+            f"{', '.join(settings)}: settings of a method, and none is given; add method=, or leave them out."
+        )
     check(0 <= drop < 1, "a share of the rows in [0, 1)", drop=drop)
     return Watch(trainer, dataset, method, per, drop, settings)
 
@@ -332,7 +338,7 @@ class Watch(TrainerCallback):
             table = self._table()
             self.total, self.visits = own
             self.dropped = torch.zeros_like(self.dropped)
-            self.dropped[table["index"].head(int(self.drop * len(table))).to_numpy()] = True
+            self.dropped[table["index"].head(int(self.drop * len(table))).tolist()] = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Adds the record to a checkpoint."""

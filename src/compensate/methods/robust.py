@@ -78,14 +78,17 @@ class Doubt(Statistic):
         """
         if self not in s.shared:
             mean = self.mean(s)
-            given = (mean * distribution(s, s.y.to(mean.dtype))).sum(-1)
-            s.shared[self] = given / (mean.sum(-1) if s.places.binary else mean.amax(-1))
+            if s.places.binary:
+                s.shared[self] = (mean * distribution(s, s.y.to(mean.dtype))).sum(-1) / mean.sum(-1)
+            else:
+                s.shared[self] = s.of_label(mean) / mean.amax(-1)
         return s.shared[self]
 
     def observe(self, s: Batch) -> None:
         """Adds the support of the labels of the batch."""
-        found = torch.stack([self.support(s).to(self.sums.dtype), s.valid.to(self.sums.dtype)])
-        self.sums.index_add_(1, label_class(s), found if s.complete else found * s.valid)
+        support = self.support(s).to(self.sums.dtype)
+        counted = torch.ones_like(support) if s.complete else s.valid.to(support.dtype)
+        self.sums.index_add_(1, label_class(s), torch.stack([support * counted, counted]))
 
     def end_epoch(self) -> None:
         """The means of this epoch give the doubt of the next: its value without any support, and its slope."""

@@ -106,9 +106,10 @@ class Strength(Statistic):
     def observe(self, s: Batch) -> None:
         """Adds the probabilities of the given labels."""
         p = s.p.detach()
-        given = (p * s.y + (1 - p) * (1 - s.y))[:, 0] if s.places.binary else (p * s.y).sum(-1)
+        given = (p * s.y + (1 - p) * (1 - s.y))[:, 0] if s.places.binary else s.of_label(p)
         given = (given if s.complete else torch.where(s.valid, given, 0.0)).to(self.sums.dtype)
-        moments = torch.stack([s.valid.to(given.dtype), given, given.square()], -1)
+        counted = torch.ones_like(given) if s.complete else s.valid.to(given.dtype)
+        moments = torch.stack([counted, given, given.square()], -1)
         self.sums.index_add_(0, torch.where(self.chosen(s), s.labels, len(self.sums) - 1), moments)
 
     def end_epoch(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from compensate.auditing.labels.answers import Answers
 from compensate.auditing.labels.base import Classes, LabelKind, Reader, no_address
 from compensate.auditing.labels.pairs import Pairs
 from compensate.auditing.labels.quantity import Quantity
@@ -17,7 +18,7 @@ from compensate.auditing.labels.sets import LabelColumns, LabelSets
 from compensate.auditing.labels.tags import TokenTags
 from compensate.data.dataset import Dataset
 
-KINDS: list[type[LabelKind]] = [Pairs, Masks, TokenTags, LabelSets, LabelColumns, Quantity, Classes]
+KINDS: list[type[LabelKind]] = [Pairs, Answers, Masks, TokenTags, LabelSets, LabelColumns, Quantity, Classes]
 """All kinds. The first that recognizes some data reads and judges it."""
 
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compensate.auditing.class_names import without_spellings
 from compensate.auditing.content import Content, digest_source
 from compensate.auditing.decisions import Applied, Correction, changes, rematch_rows
 from compensate.auditing.execution import LOCAL, Execution
@@ -31,7 +32,7 @@ from compensate.auditing.findings import Address, Findings, Provenance
 from compensate.auditing.learners import FOLDS, Steps, View, judge_view
 from compensate.auditing.noise_model import Verdict, pool, shares
 from compensate.auditing.write_back import check_output, fixed_name, open_labels
-from compensate.data.dataset import Dataset, Floats, Ints
+from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
 from compensate.errors import InputError
 
 Reader = Callable[[Any, Any, Mapping[str, Any]], Dataset]  # reads data, labels and options
@@ -60,18 +61,40 @@ class Reading(NamedTuple):
     delimiter: str | None = None
 
 
+class NewRows(NamedTuple):
+    """New samples to judge."""
+
+    data: Dataset
+    cells: list[str]  # (N,) the labels as written, empty if missing; of kinds with one class a row
+    digests: NDArray[np.uint64]  # (N,) of the rows, zero if unknown
+    places: Ints | None = None  # (N,) an audited label of a row with equal content, or -1
+
+
+class Scored(NamedTuple):
+    """Labels of new samples, judged by the fitted model of an audit; (M,) each."""
+
+    rows: Ints  # positions of the samples
+    parts: Sequence[str]  # what names the label of a sample with several
+    given: Sequence[str]  # empty if missing
+    suggested: Sequence[str]
+    log_odds: Floats  # infinite for a label that is not a class of the audit
+    p_error: Floats  # NaN for a missing label
+
+
 class LabelKind:
     """A kind of label; instances hold the labels of some data, and class methods work without data."""
 
     form: ClassVar[str] = ""  # the first word of an address as text; empty where a row has one label
-    pattern: ClassVar[re.Pattern[str]] = re.compile("")  # the rest of an address as text
+    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d{1,15})")  # the rest of an address as text; by default a row
     # Columns of the list of suspects, each a function of the part of an address.
     part_columns: ClassVar[tuple[tuple[str, Callable[[Any], Any]], ...]] = ()
+    drops: ClassVar[str | None] = None  # the label that drops a row
     noun: ClassVar[str] = "labels"  # the plural that notes use
     page: ClassVar[str | None] = None  # the kind of the review page; by default it follows the samples
     options: ClassVar[tuple[str, ...]] = ()  # options of its reader that no other reader has
     # How an annotation tool asks for the labels of a sample: a form of `compensate.auditing.exchange.FORMS`, or empty.
     answer: ClassVar[str] = "choice"
+    digests_labels: ClassVar[bool] = False  # whether the digest of a row covers its labels
     sides: ClassVar[tuple[str, ...]] = ()  # names of texts that such a tool shows side by side
     # Arguments of an audit that it cannot use, with the error.
     refused: ClassVar[Mapping[str, str]] = {name: SEVERAL.format(name) for name in ("model", "finetune")}
@@ -94,6 +117,26 @@ class LabelKind:
         """Judges all labels of the data."""
         raise NotImplementedError
 
+    def score(self, new: NewRows, audit: Any, judge: Any) -> Scored:
+        """Judges the labels of new samples, one class each, by the fitted model; rows that were audited by their out-of-fold predictions."""
+        data, places = new.data, new.places
+        classes = len(judge.noise.directions)  # classes of the models; a label can say more, such as to drop a pair
+        log_q, rest = np.full((len(data), classes), -np.log(classes)), np.ones(len(data), bool)
+        if places is not None:  # of a check, which passes over rows without a label
+            again = (places >= 0) & (audit.probabilities is not None)
+            rest = ~again & np.array([bool(cell) for cell in new.cells])
+            p = audit.probabilities[places[again], :classes] if again.any() else log_q[:0]
+            log_q[again] = np.log(np.maximum(p.astype(np.float64), 1e-12))
+        if rest.any():
+            log_q[rest] = judge.predict(data.subset(np.flatnonzero(rest)))
+        missing = data.target == UNLABELED
+        labels = np.where(missing, log_q.argmax(1), data.target)
+        p, odds, suggested = judge.score(without_spellings(log_q, labels, data.classes), labels)
+        unknown = missing & np.array([bool(cell) for cell in new.cells], bool)
+        p, odds = (np.where(unknown, most, np.where(missing, np.nan, one)) for one, most in ((p, 1.0), (odds, np.inf)))
+        names = audit.names(np.where(missing, labels, suggested))
+        return Scored(np.arange(len(data)), [""] * len(data), new.cells, names, odds, p)
+
     def show(self, content: Content, audit: Findings, row: int) -> Content:
         """The content of the page for an audited label, made from that of its sample."""
         return content
@@ -101,6 +144,15 @@ class LabelKind:
     def issues(self, data: Dataset) -> list[tuple[str, int, float, str, int | None]] | None:
         """Issues of this kind of label: kind, position, score, description and other row; None for the search in whole samples."""
         return None
+
+    @classmethod
+    def reading_options(cls, audit: Any) -> dict[str, Any]:
+        """Options by which new data are read as the audited ones were."""
+        return {}
+
+    def row_digests(self, digests: NDArray[np.uint64] | None) -> NDArray[np.uint64] | None:
+        """The digests of the rows, by default as the source has them."""
+        return digests
 
     @classmethod
     def address_columns(cls, addresses: Sequence[Address]) -> dict[str, list[Any]]:
@@ -134,12 +186,12 @@ class LabelKind:
     @classmethod
     def format(cls, address: Address) -> str:
         """An address as text."""
-        raise NotImplementedError
+        return f"{cls.form} {address.row}"
 
     @classmethod
     def parse(cls, text: str, row: int = -1) -> Address:
         """An address from its text; `row` is used where the text does not name it."""
-        raise NotImplementedError
+        return Address(int(cls.match(text)[1]), None)
 
     @classmethod
     def match(cls, text: str) -> re.Match[str]:
@@ -160,7 +212,9 @@ class LabelKind:
     ) -> Applied:
         """Writes the data with the decided labels; with `rematch`, rows are found by their content."""
         rows = cls.write(data, [(c, cls.parse(c.part)) for c in decided], out, reading)
-        return Applied.count(out, rows, decided)
+        done = Applied.count(out, rows, decided)
+        dropped = sum(c.changes and c.label.strip() == cls.drops for c in decided)
+        return replace(done, changed=done.changed - dropped, dropped=done.dropped + dropped)
 
     @classmethod
     def write(cls, data: Path, decided: Sequence[tuple[Correction, Address]], out: Path, reading: Reading) -> int:
@@ -207,6 +261,7 @@ class Judged(NamedTuple):
     verdict: Verdict
     weights: dict[str, float]  # of the learners
     notes: tuple[str, ...] = ()
+    fitted: Any = None  # the judge of new samples
     side: int = 1  # pixels on a side of a cell
     grids: tuple[tuple[int, int], ...] = ()  # rows and columns of the cells of each image
 
@@ -231,11 +286,12 @@ class NeighboringLabels(LabelKind):
     @staticmethod
     def cross_fit(
         view: View, given: Ints, folds: Ints, classes: int, seed: int, progress: Progress | None
-    ) -> tuple[Floats, dict[str, float]]:
-        """(N, C) pooled out-of-fold log probabilities by the learners of one view, and the learners' weights."""
+    ) -> tuple[Floats, dict[str, float], Any]:
+        """(N, C) pooled out-of-fold log probabilities by the learners of one view, their shares, and the learners with their weights."""
         learned = judge_view(view, given, folds, FOLDS, classes, seed=seed, steps=Steps(progress, [view]))
         log_q, weights = pool(learned.log_p, given)
-        return log_q, {f"{view.name}: {name}": weight for name, weight in shares(weights).items()}
+        share = {f"{view.name}: {name}": weight for name, weight in shares(weights).items()}
+        return log_q, share, ((learned.models,), (weights,))
 
     def audit(self, data: Dataset, judging: Judging) -> Findings:
         judged = self.judge(judging.seed, judging.progress, judging.run)
@@ -247,6 +303,7 @@ class NeighboringLabels(LabelKind):
             log_odds=np.array(log_odds), p_error=np.array(p_error), noise_rate=verdict.share, data=data,
             provenance=provenance_of(verdict, judged.given[judged.kept], judging.seed, judged.weights),
             notes=(*judged.notes, *unused_encoder(judging.encoder, self.units)), **more,
+            fitted=None if judged.fitted is None else judging.judge(*judged.fitted, verdict.model),
         )  # fmt: skip
 
 

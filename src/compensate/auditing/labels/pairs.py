@@ -170,7 +170,7 @@ class Pairs(LabelKind):
     votes: Votes = ()
 
     form = "pair"
-    pattern = re.compile(r"(\d{1,15})")
+    drops = "drop"
     noun = "preferences"
     page = "pair"
     sides = ("first", "second")
@@ -317,14 +317,6 @@ class Pairs(LabelKind):
                 detail = f"the same prompt as {len(same) - 1} other row{'s' * (len(same) > 2)}"
                 found += [("duplicate_prompt", i, float(len(same)), detail, int(data.index[same[0]])) for i in same[1:]]
         return found
-
-    @classmethod
-    def format(cls, address: Address) -> str:
-        return f"{cls.form} {address.row}"
-
-    @classmethod
-    def parse(cls, text: str, row: int = -1) -> Address:
-        return Address(int(cls.match(text)[1]), None)
 
     @classmethod
     def write(cls, data: Path, decided: Sequence[tuple[Correction, Address]], out: Path, reading: Reading) -> int:

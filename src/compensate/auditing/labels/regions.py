@@ -136,14 +136,14 @@ class Masks(NeighboringLabels):
         x = np.concatenate(list(run.map(cell_features, self.images, side)))
         image = np.repeat(np.arange(len(grids)), np.prod(grids, 1))
         folds = assign_folds(np.zeros(len(grids), np.int64), seed=seed)[image]
-        log_q, weights = self.cross_fit(View("cells", x, x), given, folds, len(classes), seed, progress)
+        log_q, weights, _ = self.cross_fit(View("cells", x, x), given, folds, len(classes), seed, progress)
         kept = given != UNLABELED
         # Cells at the edge of an object look like errors in one direction. Directions serve to estimate the number of errors; the
         # cells are judged without them.
         directed = judge(log_q[kept], given[kept])
         plain = judge(log_q[kept], given[kept], directed=False)
         verdict = smooth_over_neighbors(replace(plain, share=directed.share), kept, grids)
-        return Judged(kept, tuple(map(str, classes)), given, verdict, weights, (), side, grids)
+        return Judged(kept, tuple(map(str, classes)), given, verdict, weights, (), None, side, grids)
 
     def group(self, judged: Judged, changed: Ints) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
         """Connected cells of one class with the same suggestion, and the other cells of the class."""

@@ -22,16 +22,26 @@ from numpy.typing import NDArray
 
 from compensate.auditing.content import Content
 from compensate.auditing.decisions import Correction
-from compensate.auditing.features import Progress
+from compensate.auditing.features import FeatureViews, Progress
 from compensate.auditing.findings import Address, Findings
-from compensate.auditing.labels.base import Judging, LabelKind, Reader, Reading, check_given, list_items, provenance_of
+from compensate.auditing.labels.base import (
+    Judging,
+    LabelKind,
+    NewRows,
+    Reader,
+    Reading,
+    Scored,
+    check_given,
+    list_items,
+    provenance_of,
+)
 from compensate.auditing.learners import FOLDS, View, assign_folds, judge_view
 from compensate.auditing.linear import LinearFolds
-from compensate.auditing.noise_model import judge, pool, shares
+from compensate.auditing.noise_model import judge, pool, pooled, shares
 from compensate.auditing.write_back import TextEditor, dropped_rows, open_labels
 from compensate.data import tables
 from compensate.data.dataset import UNLABELED, Dataset, Floats, Ints
-from compensate.data.label_column import LabelChoice, choose_label, choose_text, joined_labels
+from compensate.data.label_column import SIGNS, LabelChoice, choose_label, choose_text, joined_labels
 from compensate.data.labels import is_missing, label_name
 from compensate.errors import InputError, nearest
 
@@ -60,7 +70,7 @@ class LabelSets(LabelKind):
     form = "label"
     pattern = re.compile(r"(\d{1,15}) (.*)", re.DOTALL)
     part_columns = (("label", str),)
-    options = ("labels_columns",)
+    options = ("labels_columns", "labels_known")
     answer = "choices"
 
     def __post_init__(self) -> None:
@@ -85,7 +95,8 @@ class LabelSets(LabelKind):
             rest = {name: value for name, value in options.items() if name not in ("labels_columns", "label")}
             reading = {name: rest.pop(name) for name in ("encoding", "delimiter") if name in rest}
             frame = tables.read_frame(data, **reading) if is_file else data
-            choice = LabelChoice(tuple(tables.column_names(options["labels_columns"])), "columns")
+            names = tuple(tables.column_names(options["labels_columns"]))
+            choice = LabelChoice(names, "joined" if options.get("labels_known") else "columns")
             return label_sets_of_table(frame, str(data) if is_file else "the data frame", choice, **rest)
         if labels is None and (tables.is_table(Path(data)) if is_file else is_frame):
             options = {"several": label_sets_of_table, **options}
@@ -104,9 +115,11 @@ class LabelSets(LabelKind):
         note = f"Labels that fewer than {MIN_ROWS} rows have, or lack, cannot be checked and are left out: {listed}."
         views = judging.features(data)
         folds = assign_folds(data.target.astype(np.int64), views.keys, seed=judging.seed)
-        log_q, weights = predict_labels(
+        log_q, weights, (first, own, models) = predict_labels(
             views.views, given[:, judged], folds, seed=judging.seed, progress=judging.progress
         )
+        # New rows are judged without their other labels, by the learners of the first round.
+        used = [{n: model for n, model in some.items() if own[n] > 0} for some in models]
         samples, places = np.nonzero(given[:, judged] != UNLABELED)
         labels, rows = judged[places], data.index[samples]
         answers = given[samples, labels]
@@ -118,7 +131,36 @@ class LabelSets(LabelKind):
             addresses=tuple(Address(row, self.names[j]) for row, j in zip(rows.tolist(), labels.tolist(), strict=True)),
             provenance=provenance_of(verdict, answers, judging.seed, weights, labels=self.names, **views.about),
             notes=(*([note] if rare else ()), *views.notes), data=data,
+            fitted=judging.judge(views.makers, tuple(used), (own,) * len(used), judge(first[samples, places], answers).model),
         )  # fmt: skip
+
+    @classmethod
+    def reading_options(cls, audit: Any) -> dict[str, Any]:
+        known = {"labels_known": audit.provenance.labels, "labels_columns": audit.source.label}
+        return known if audit.source.label and audit.kind in ("text", "table") else {}
+
+    def score(self, new: NewRows, audit: Findings, judge: Any) -> Scored:
+        """Each label that was judged in the audit; a name that no new row has is absent."""
+        number = {name: k for k, name in enumerate(self.names)}
+        judged = sorted({address.part for address in audit.addresses}, key=audit.provenance.labels.index)
+        none, found = np.zeros(len(self.given), np.int64), list[Any]()
+        rows_of = new.data.index if len(self.given) == new.data.rows else np.arange(len(new.data))
+        views = FeatureViews(judge.makers).of(new.data)
+        for j, name in enumerate(judged):
+            given = (self.given[:, number[name]] if name in number else none)[rows_of]
+            used = [(w[n], m[n].log_p(v.x, v.trees)) for v, m, w in zip(views, judge.learners, judge.weights, strict=True)
+                    for n in m if n.startswith(f"{j} ")]  # fmt: skip
+            rows = np.flatnonzero(given != UNLABELED)
+            log_q = pooled(np.array([weight for weight, _ in used]), [p for _, p in used])[rows]
+            p, odds, suggested = judge.score(log_q, given[rows])
+            names = np.array(STATES, dtype=object)
+            found.append((rows, [name] * len(rows), names[given[rows]], names[suggested], odds, p))
+        for name in sorted({*self.names} - {*audit.provenance.labels}):
+            rows = np.flatnonzero(self.given[rows_of, number[name]] == 1)
+            most = np.full(len(rows), np.inf), np.ones(len(rows))
+            found.append((rows, [name] * len(rows), [STATES[1]] * len(rows), [STATES[0]] * len(rows), *most))
+        columns: Any = (np.concatenate(one) for one in zip(*found, strict=True))
+        return Scored(*columns)
 
     def show(self, content: Content, audit: Findings, row: int) -> Content:
         """The sample with all of its labels; the judged one is marked."""
@@ -218,6 +260,10 @@ class LabelColumns(LabelSets):
     form = "column"
 
     @classmethod
+    def reading_options(cls, audit: Any) -> dict[str, Any]:
+        return {"labels_columns": audit.provenance.labels}
+
+    @classmethod
     def _write(cls, data: Path, frame: pd.DataFrame, decided: Decided, out: Path, reading: Reading) -> None:
         if tables.table_format(data) not in (*tables.TEXTS, *tables.LINES):
             raise InputError(
@@ -242,8 +288,9 @@ class LabelColumns(LabelSets):
 
 def predict_labels(
     views: Sequence[View], given: Ints, folds: Ints, *, seed: int = 0, progress: Progress | None = None
-) -> tuple[Floats, dict[str, float]]:
-    """(N, L, 2) out-of-fold log probabilities that each label is absent and present, and the learners' weights.
+) -> tuple[Floats, dict[str, float], tuple[Floats, dict[str, float], list[dict[str, Any]]]]:
+    """(N, L, 2) out-of-fold log probabilities that each label is absent and present, and the learners' shares; of the first round these, the weights, and
+    the learners by view, under the number of the label and their name.
 
     `given` is (N, L): 0, 1 or -1; `folds` (N,) is the fold in which each row is held out.
     """
@@ -251,17 +298,20 @@ def predict_labels(
     steps = labels * (len(views) + 1)
     progress = progress or (lambda *_: None)
     predictions: list[dict[str, Any]] = [{} for _ in range(labels)]
+    models: list[dict[str, Any]] = [{} for _ in range(len(views) + 1)]
 
     def fit(view: View, j: int, step: int, shared: LinearFolds | None = None) -> None:
         progress("fitting", step, steps)
         learned = judge_view(view, given[:, j], folds, FOLDS, 2, seed=seed, fitted=shared)
         predictions[j] |= {f"{view.name}: {name}": log_p for name, log_p in learned.log_p.items()}
+        models[step // labels] |= {f"{j} {view.name}: {name}": model for name, model in learned.models.items()}
 
     for k, view in enumerate(views):
         shared = LinearFolds(view.x, folds, FOLDS, 2) if (given >= 0).all() else None
         for j in range(labels):
             fit(view, j, k * labels + j, shared)
-    first = np.stack([pool(predictions[j], given[:, j])[0] for j in range(labels)], 1)
+    alone, own = zip(*(pool(predictions[j], given[:, j]) for j in range(labels)), strict=True)
+    first = np.stack(alone, 1)
     odds = np.clip(first[..., 1] - first[..., 0], -MAX_LOG_ODDS, MAX_LOG_ODDS)
     signs = np.where(given < 0, 0, 2 * given - 1)
     for j in range(labels if labels > 1 else 0):
@@ -271,7 +321,8 @@ def predict_labels(
     progress("fitting", steps, steps)
     by_label = [shares(weight) for weight in weights]
     mean = {name: float(np.mean([weight[name] for weight in by_label])) for name in by_label[0]}
-    return np.stack(second, 1), mean
+    weight_of = {f"{j} {name}": weight for j, some in enumerate(own) for name, weight in some.items()}
+    return np.stack(second, 1), mean, (first, weight_of, models[:-1])
 
 
 def label_sets_of_table(
@@ -279,23 +330,25 @@ def label_sets_of_table(
 ) -> Dataset:
     """A table whose rows have several labels: joined in a cell, in a list, or in one column of 0 and 1 each.
 
-    `choice` has the columns of the labels and their form; other arguments are as for `compensate.data.tables.from_frame`.
+    `choice` has the columns of the labels and their form, and ``labels_known`` are names of joined labels; other arguments are as for
+    `compensate.data.tables.from_frame`.
     """
     frame = frame.reset_index(drop=True)
     frame.columns = pd.Index([str(name) for name in frame.columns])
     names = choice.columns
+    for name in names:
+        if name not in frame.columns:
+            raise InputError(f'{where} has no column "{name}"; {nearest(name, [str(c) for c in frame.columns])}')
     if choice.form == "columns":
         given = np.empty((len(frame), len(names)), np.int64)
         for j, name in enumerate(names):
-            if name not in frame.columns:
-                raise InputError(f'{where} has no column "{name}"; {nearest(name, [str(c) for c in frame.columns])}')
             given[:, j] = [_answer(cell, name, row, where) for row, cell in enumerate(frame[name])]
         if len(set(names)) < max(2, len(names)):
             raise InputError(f"labels_columns is {', '.join(names)}; expected two columns or more, each of them once.")
         sets: LabelSets = LabelColumns(names, given, names)
     else:
         cells = list(frame[names[0]])
-        sign = _separator(cells, names[0], where)
+        sign = _separator(cells, names[0], where, options.pop("labels_known", ()))
         sets = replace(_of_sets([labels_in(cell, sign) for cell in cells]), columns=names[:1])
     column, *others = sets.columns
     table = tables.from_frame(
@@ -353,9 +406,11 @@ def _answer(cell: Any, name: str, row: int, where: str | Path) -> int:
     return answer
 
 
-def _separator(cells: Sequence[Any], column: str, where: str | Path) -> str:
-    """The sign between joined labels, or "list"."""
+def _separator(cells: Sequence[Any], column: str, where: str | Path, known: Sequence[str] = ()) -> str:
+    """The sign between joined labels, or "list"; few cells may not show it, and then it is the one that yields most `known` labels."""
     sign = joined_labels([cell for cell in cells if not _is_empty(cell)])
+    if sign is None and known:
+        sign = max(SIGNS, key=lambda sign: sum(name in known for cell in cells for name in labels_in(cell, sign)))
     if sign is None:
         raise InputError(f'the column "{column}" of {where} holds one label a row, and no joined labels.')
     odd = [k for k, cell in enumerate(cells) if not (_is_empty(cell) or isinstance(cell, list))]

@@ -21,12 +21,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from compensate.auditing.content import Content
+from compensate.auditing.content import Content, short_digest
 from compensate.auditing.decisions import Correction
 from compensate.auditing.execution import LOCAL, Execution
-from compensate.auditing.features import Progress
+from compensate.auditing.features import MAKERS, Progress, StoredFields
 from compensate.auditing.findings import Address, Findings
-from compensate.auditing.labels.base import Judged, NeighboringLabels, Reader, Reading, check_given, list_items
+from compensate.auditing.labels.base import (
+    SUSPECT,
+    Judged,
+    NeighboringLabels,
+    NewRows,
+    Reader,
+    Reading,
+    Scored,
+    check_given,
+    list_items,
+)
 from compensate.auditing.learners import View, assign_folds, content_keys
 from compensate.auditing.noise_model import judge
 from compensate.auditing.write_back import TextEditor
@@ -67,6 +77,7 @@ class TokenTags(NeighboringLabels):
     noun = "tags"
     units = "tokens"
     answer = "spans"
+    digests_labels = True
     part_columns = (("token", attrgetter("start")), ("tokens", len))
 
     @cached_property
@@ -133,12 +144,42 @@ class TokenTags(NeighboringLabels):
         notes = (f"The only token with its tag cannot be checked and is left out: {listed}.",) if rare.any() else ()
         keys = content_keys([" ".join(token.word for token in sentence) for sentence in self.sentences])
         folds = assign_folds(np.zeros(len(self.sentences), np.int64), keys, seed=seed)[self.sentence_of]
-        chunks = [self.sentences[start : start + CHUNK] for start in range(0, len(self.sentences), CHUNK)]
-        x = sp.vstack(list(run.map(hashed_features, chunks)), format="csr")
-        view = View("words around", x[:, np.flatnonzero(x.getnnz(0) >= MIN_OCCURRENCES)])
-        log_q, weights = self.cross_fit(view, np.where(kept, given, UNLABELED), folds, len(names), seed, progress)
+        x = self.features(run)
+        maker = WordsAround(np.flatnonzero(x.getnnz(0) >= MIN_OCCURRENCES))
+        view = View("words around", x[:, maker.columns])
+        log_q, weights, learned = self.cross_fit(
+            view, np.where(kept, given, UNLABELED), folds, len(names), seed, progress
+        )
         verdict = judge(log_q[kept], given[kept])
-        return Judged(kept, tuple(map(str, names)), given.astype(np.int64), verdict, weights, notes)
+        return Judged(
+            kept, tuple(map(str, names)), given.astype(np.int64), verdict, weights, notes, ((maker,), *learned)
+        )
+
+    def features(self, run: Execution = LOCAL) -> Any:
+        """(N, D) sparse features of all tokens."""
+        chunks = [self.sentences[start : start + CHUNK] for start in range(0, len(self.sentences), CHUNK)]
+        return sp.vstack(list(run.map(hashed_features, chunks)), format="csr")
+
+    def score(self, new: NewRows, audit: Findings, judge: Any) -> Scored:
+        number = {name: k for k, name in enumerate(audit.classes)}
+        given = np.array([number.get(split_tag(token.tag)[1], UNLABELED) for token in self.tokens], np.int64)
+        log_q, kept, groups = judge.predict(new.data), given != UNLABELED, list[Any]()
+        if kept.any():
+            verdict = judge.noise.verdict(log_q[kept], given[kept])
+            judged = Judged(kept, audit.classes, given, verdict, {})
+            groups, _ = self.group(judged, np.where(verdict.p_error >= SUSPECT, verdict.suggested, -1))
+        found = [(address.row, words, audit.classes[old], best, *odds) for address, words, old, best, *odds in groups]
+        for k in np.flatnonzero(~kept).tolist():  # a type that the audited data have not
+            word, tag, _ = self.tokens[k]
+            found.append((int(self.sentence_of[k]), word, split_tag(tag)[1], int(log_q[k].argmax()), np.inf, 1.0))
+        rows, words, types, best, odds, p = zip(*found, strict=True)
+        most = np.minimum(p, 0.5 if judge.noise.by_chance else 1.0)
+        return Scored(np.array(rows), words, types, [audit.classes[c] for c in best], np.array(odds), most)
+
+    def row_digests(self, digests: Any) -> Any:
+        """Of the words and tags of each sentence."""
+        contents = (repr([token[:2] for token in sentence]).encode("utf-8", "replace") for sentence in self.sentences)
+        return np.fromiter(map(short_digest, contents), np.uint64)
 
     def group(self, judged: Judged, changed: Ints) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
         kept, given, verdict = np.flatnonzero(judged.kept), judged.given, judged.verdict
@@ -248,6 +289,19 @@ class TokenTags(NeighboringLabels):
         editor.drop_parts(starts, {int(np.searchsorted(firsts, first, "right")) - 1 for first in dropped})
         editor.write(out)
         return len(tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class WordsAround(StoredFields):
+    """The features of tokens; `columns` are those that occur often enough."""
+
+    columns: Ints
+
+    def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
+        return View("words around", data.parts.features()[:, self.columns])
+
+
+MAKERS["WordsAround"] = WordsAround  # type: ignore[assignment]
 
 
 def spans_of(sentence: Sequence[Token], types: Sequence[str]) -> list[tuple[int, int, str]]:

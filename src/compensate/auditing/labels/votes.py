@@ -13,7 +13,9 @@ Reference: Dawid and Skene, 1979, for the tables; Goh, Tkachenko and Mueller, CR
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,7 +29,9 @@ from scipy.stats import beta
 from compensate.auditing.content import Content
 from compensate.auditing.findings import Findings
 from compensate.auditing.labels.base import Classes
+from compensate.data.columns import is_nested, numbers
 from compensate.data.dataset import Estimate, Floats, Ints
+from compensate.data.label_column import label_sign
 from compensate.errors import InputError, nearest
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)  # candidate powers of the models' prediction
@@ -35,6 +39,13 @@ OWN_VOTES = 20.0  # pseudo-votes of each class that shrink an annotator's table 
 SHARED_VOTES = 5.0  # pseudo-votes of each class that shrink the table of all to one with equally likely errors
 START_ACCURACY = 0.8  # of annotators in the first step of EM
 MAX_STEPS, MIN_GAIN = 100, 1e-6  # EM stops after as many steps, or if the mean log-likelihood rises by less
+LEVELS = 3  # levels of a stated confidence, each with as many votes
+LEVEL = ": "  # between the name of an annotator and a level of confidence
+PEOPLE = frozenset({"human", "person", "expert", "manual", "gold", "crowd"})
+MODELS = frozenset({"llm", "gpt", "claude", "gemini", "llama", "mistral", "model", "ai", "machine"})
+CONFIDENCE = frozenset({"confidence", "certainty", "probability", "prob", "score"})
+"""Words in the names of columns with labels by people, labels by models, and stated confidences."""
+_RATER = re.compile(r"(?:.*[\W_])?(?:annotator|rater|coder|judge|worker|labeler|reviewer|vote)[ _-]?(?!id$)\w+")
 VOTES_ALONE = "The samples do not predict the labels better than by chance, so the votes alone decide."
 MAX_ENTRIES = 50_000_000  # entries of the tables of all annotators; with more, annotators share one table
 
@@ -64,8 +75,11 @@ class Votes(Classes):
         return np.array(self.classes, dtype=object)
 
     def majority(self) -> Ints:
-        """(N,) the class with most votes; ties go to the class with more votes on all items."""
-        return np.asarray((self.counts + self.counts.sum(0) / (10 * self.counts.sum() + 1)).argmax(1))
+        """(N,) the class with most votes; ties go to the first annotator of two, and else to the class with more votes on all items."""
+        counts = self.counts + self.counts.sum(0) / (10 * self.counts.sum() + 1)
+        first = (self.annotator == 0) & (len({name.split(LEVEL)[0] for name in self.annotators}) == 2)
+        np.add.at(counts, (self.item[first], self.label[first]), 0.5)
+        return np.asarray(counts.argmax(1))
 
     @property
     def majority_names(self) -> NDArray[Any]:
@@ -128,6 +142,8 @@ class Consensus:
         order = np.argsort(-doubt, kind="stable")[:top]
         voted = set(zip(self.votes.item.tolist(), self.votes.annotator.tolist(), strict=True))
         best = np.argsort(-self.quality["accuracy"].to_numpy(), kind="stable").tolist()
+        # Levels of confidence of one annotator cannot be asked.
+        best = [a for a in best if LEVEL not in self.votes.annotators[a]]
         ask = [next((self.votes.annotators[a] for a in best if (int(i), a) not in voted), "") for i in order]
         names = self.votes.names[self.label[order]]
         return pd.DataFrame({"item": self.votes.named(order), "consensus": names, "p_error": doubt[order], "ask": ask})
@@ -191,8 +207,54 @@ def _fit_tables(votes: Votes, log_prior: Floats) -> tuple[Floats, Floats, float]
     return np.exp(log_p), tables, likelihood
 
 
-def wide_votes(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFrame, Votes]:
+def _words(name: str) -> set[str]:
+    """The words of a name in lower case, without numbers of versions."""
+    return set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()))
+
+
+def named_like_votes(names: Iterable[str]) -> bool:
+    """Whether a name is that of a column with labels by a model, or by one of several annotators."""
+    return any(_words(name) & MODELS or _RATER.fullmatch(name.strip().lower()) for name in names)
+
+
+def vote_columns(frame: pd.DataFrame) -> tuple[list[str], dict[str, str]]:
+    """The columns of annotators, people before models, and the column with the stated confidence of an annotator; empty without any.
+
+    Annotators are columns such as rater_1 and rater_2 in a table without a label column, or a label by a person and one by a model.
+
+    >>> frame = pd.DataFrame({"llm_label": ["a", "b"], "llm_confidence": [0.9, 0.6], "label": ["a", "a"]})
+    >>> vote_columns(frame)
+    (['label', 'llm_label'], {'llm_label': 'llm_confidence'})
+    """
+    flat = [str(name) for name in frame.columns if not is_nested(frame[name])]
+    values = {name: {str(v).strip() for v in frame[name].dropna()} - {""} for name in flat}
+    words = {name: _words(name) for name, said in values.items() if 0 < len(said) <= max(5, min(100, len(frame) // 2))}
+    models = [name for name in words if words[name] & MODELS and not words[name] & CONFIDENCE]
+    people = [name for name in words if name not in models and (label_sign(name) in (0, 1) or words[name] & PEOPLE)]
+    raters = [name for name in words if _RATER.fullmatch(name.strip().lower())]
+    if len(raters) > 1 and not any(label_sign(name) == 0 for name in values):
+        people = raters
+    elif not models:
+        people = []
+    found = [*people, *models] if people else []
+    said = Counter(value for name in found for value in values[name])
+    shared = {value for value, count in said.items() if count > 1}
+    if len(found) < 2 or any(len(values[name] & shared) < len(said) / 2 for name in found):
+        return [], {}
+    stated: dict[str, str] = {}
+    for name in (n for n in values if _words(n) & CONFIDENCE and np.isfinite(numbers(frame[n])).any()):
+        about = [m for m in found if _words(name) - CONFIDENCE <= _words(m)]
+        stated |= {(models or about)[0] if about == found else about[0]: name} if about else {}
+    return found, stated
+
+
+def wide_votes(
+    frame: pd.DataFrame, columns: Sequence[str], stated: Mapping[str, str] | None = None
+) -> tuple[pd.DataFrame, Votes]:
     """The items (all other columns), and the votes, from a table with a column for each annotator; empty cells are not votes.
+
+    `stated` names the column with the stated confidence of an annotator, whose votes then count as those of an annotator for each of
+    `LEVELS` levels: how much a stated confidence is worth is estimated, and not believed.
 
     >>> frame = pd.DataFrame({"text": ["a", "b"], "ann": ["x", "y"], "bob": ["x", None]})
     >>> items, votes = wide_votes(frame, ["ann", "bob"])
@@ -204,7 +266,15 @@ def wide_votes(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFram
         raise InputError(f"{count} column of annotators is named; expected two or more, such as ann,bob or rater*.")
     cells = np.stack([frame[name].astype("string").str.strip().to_numpy(object, na_value="") for name in names])
     annotator, item = np.nonzero(cells != "")
-    return frame.drop(columns=names), _votes(item, annotator, cells[annotator, item], len(frame), names)
+    voters, who = list(map(str, names)), annotator.copy()
+    for name, column in (stated or {}).items():
+        level = pd.qcut(pd.Series(numbers(frame[column])), LEVELS, duplicates="drop")
+        own = (annotator == names.index(name)) & (level.cat.codes.to_numpy()[item] >= 0)
+        who[own] = len(voters) + level.cat.codes.to_numpy()[item[own]]
+        voters += [f"{name}{LEVEL}{column} {i.left:.2g} to {i.right:.2g}" for i in level.cat.categories]
+    used, who = np.unique(who, return_inverse=True)
+    items = frame.drop(columns=[*names, *(stated or {}).values()])
+    return items, _votes(item, who, cells[annotator, item], len(frame), [voters[a] for a in used])
 
 
 def long_votes(frame: pd.DataFrame, item: str, annotator: str, label: str) -> tuple[pd.DataFrame, Votes]:

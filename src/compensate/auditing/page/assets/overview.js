@@ -162,12 +162,13 @@ function card(title, picture, conclusion, wide) {
 function cards(open) {
   if (!data.predictable) return [];
   const found = [];
-  if (data.pairs.length > 0 && !regression) {
+  const shares = data.perClass.filter(([, rows]) => rows > 0).sort((a, b) => b[2] / b[1] - a[2] / a[1]);
+  const several = shares.length !== 1; // with one class, as in chosen and rejected responses, there is nothing to compare
+  if (several && data.pairs.length > 0 && !regression) {
     const used = classesOf(data.pairs);
     found.push(card("Which labels are mistaken for which", confusionPicture(data.pairs, open), concludePairs(), Math.min(used, data.pairs.length) > 10));
   }
-  const shares = data.perClass.filter(([, rows]) => rows > 0).sort((a, b) => b[2] / b[1] - a[2] / a[1]);
-  if (shares.some(([, , flagged]) => flagged > 0)) found.push(card("Flagged share of each class", classBars(shares), concludeClasses(shares)));
+  if (several && shares.some(([, , flagged]) => flagged > 0)) found.push(card("Flagged share of each class", classBars(shares), concludeClasses(shares)));
   if (data.values && data.values.given.length > 0) {
     const conclusion = concludeValues(data.values);
     found.push(card("Given and predicted values", valuesPicture(data.values, "Given against predicted values. " + said(conclusion)), conclusion));
