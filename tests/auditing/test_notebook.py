@@ -158,8 +158,10 @@ def test_an_example_runs_and_its_claims_hold(name: str, tmp_path: Path, monkeypa
     assert "At the end you have" in "".join(book["cells"][0]["source"])
 
 
-def test_every_example_makes_a_claim() -> None:
+def test_every_example_makes_a_claim_and_is_in_the_site() -> None:
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == set(CLAIMS)
+    listed = (NOTEBOOKS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    assert all(f"- notebooks/{name}.md\n" in listed for name in CLAIMS)
 
 
 def code_cells(book: dict[str, Any]) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ def test_the_page_reads_at_200_and_400_percent(open_page: Callable[..., Any], ki
             tab = open_page(full_page(kind), view, width=width, height=height, device_scale_factor=factor)
             assert tab.evaluate("() => document.documentElement.scrollWidth") == width, (width, view)
             assert tab.evaluate(CUT) == [], (width, view)
+            assert tab.evaluate("() => getComputedStyle(document.querySelector('.bar')).position") == "static"
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +41,14 @@ def axe() -> str:
 
 
 @pytest.fixture(scope="module")
-def landing_page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of the home of the site on disk."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site on disk."""
     mkdocs = pytest.importorskip("mkdocs.config", reason="mkdocs is not installed; the extra docs has it")
     from mkdocs.commands.build import build
 
-    site = tmp_path_factory.mktemp("site")
-    build(mkdocs.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(site)))
-    return (site / "index.html").as_uri()
+    built = tmp_path_factory.mktemp("site")
+    build(mkdocs.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(built)))
+    return built
 
 
 def grave_findings(tab: Any, axe: str) -> list[tuple[str, str]]:
@@ -64,12 +65,21 @@ def test_axe_has_no_serious_finding(open_page: Callable[..., Any], axe: str, kin
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_landing_page_is_accessible_and_searched_from_disk(
-    open_page: Callable[..., Any], axe: str, landing_page: str
-) -> None:
+def test_the_site_is_accessible_and_searched_from_disk(open_page: Callable[..., Any], axe: str, site: Path) -> None:
     for scheme in ("light", "dark"):
-        tab = open_page(full_page("text"), color_scheme=scheme)
-        tab.goto(landing_page)
-        assert grave_findings(tab, axe) == [], scheme
+        for name in ("notebooks/table.html", "index.html"):
+            tab = open_page(full_page("text"), color_scheme=scheme)
+            tab.goto((site / name).as_uri())
+            assert grave_findings(tab, axe) == [], (name, scheme)
     tab.fill("input.md-search__input", "annotators")
     tab.wait_for_selector(".md-search-result__item", state="attached")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_review_pages_of_the_site_show_their_suspects(open_page: Callable[..., Any], site: Path) -> None:
+    pages = list((site / "gallery").glob("*.html"))
+    assert len(pages) == 3
+    for page in pages:
+        tab = open_page(full_page("text"))
+        tab.goto(page.as_uri() + "#review")
+        assert "label 1 of 12" in tab.inner_text(".position"), page.name

@@ -212,6 +212,19 @@ def test_the_matrix_is_the_supported_versions_and_publishing_needs_no_secret() -
     assert test["jobs"]["package"]["strategy"]["matrix"]["python"] == stated
     assert PROJECT["requires-python"] == f">={stated[0]}"
     assert release["jobs"]["publish"]["permissions"] == {"id-token": "write"}
+    used = {
+        step["uses"].partition("@")[0]: step.get("with", {})
+        for job in release["jobs"].values()
+        for step in job["steps"]
+        if "uses" in step
+    }
+    assert (
+        used["actions/attest-build-provenance"]["subject-path"]
+        == "dist/*"
+        == used["actions/attest-sbom"]["subject-path"]
+    )
+    assert used["actions/attest-sbom"]["sbom-path"] in (ROOT / "Makefile").read_text()
+    assert used["pypa/gh-action-pypi-publish"]["attestations"] is True
     assert "{{ secrets" not in (ROOT / ".github/workflows/release.yml").read_text()
     for workflow in (test, release):
         assert workflow["permissions"] == {"contents": "read"}
