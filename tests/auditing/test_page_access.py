@@ -71,7 +71,7 @@ def test_the_site_is_accessible_and_searched_from_disk(open_page: Callable[..., 
             tab = open_page(full_page("text"), color_scheme=scheme)
             tab.goto((site / name).as_uri())
             assert grave_findings(tab, axe) == [], (name, scheme)
-    tab.fill("input.md-search__input", "annotators")
+    tab.locator("input.md-search__input").press_sequentially("annotators")
     tab.wait_for_selector(".md-search-result__item", state="attached")
 
 
