@@ -132,7 +132,8 @@ def test_the_audit_of_a_part_keeps_a_note_on_the_others():
 
 def test_other_words_for_all_rows_are_refused():
     with pytest.raises(
-        InputError, match='split is "every", and the data have the parts train, test, validation; name one, or all'
+        InputError,
+        match='split is "every", and the data have the parts train, test, validation; expected one of them, or all',
     ):
         read(frame(split=PARTS), None, None, {"split": "every"})
 

@@ -456,6 +456,12 @@ def same(text: str, other: str) -> bool:
     return float(text) == pytest.approx(float(other), rel=0.02)
 
 
+def counted(said: str) -> int:
+    """The number of labels changed and rows dropped, where one label is kept and one is skipped."""
+    found = re.search(r"(\d+) of \d+ \w+ changed(?:, (\d+) rows? dropped)?, 1 kept as given, 1 skipped", said)
+    return sum(int(number or 0) for number in found.groups()) if found else -1
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_decisions_on_the_served_page_change_the_decided_labels_alone(
     case: Case, tab: Any, serve: Callable[..., ReviewServer], tmp_path: Path
@@ -483,8 +489,7 @@ def test_decisions_on_the_served_page_change_the_decided_labels_alone(
         assert case.refused in said
         assert not out.exists()
         return
-    assert "1 of " in said, said
-    assert "labels changed, 1 kept as given, 1 skipped" in said
+    assert counted(said) == 1, said
     source = folder / case.source if case.source else data
     changed = changes(case, source, out)
     assert len(changed) == case.size(accepted)
@@ -500,8 +505,7 @@ def test_decisions_on_the_served_page_change_the_decided_labels_alone(
     said = run("apply", folder, "--accept", 0.5, "-o", out, "--force")
     assert f"3 decisions of {folder}" in said
     assert f"{len(taken)} suggestions accepted without review" in said
-    assert f"{1 + len(taken)} of " in said
-    assert "labels changed, 1 kept as given, 1 skipped" in said
+    assert counted(said) == 1 + len(taken), said
     changed = changes(case, source, out)
     assert len(changed) == sum(case.size(row) for row in (accepted, *taken))
     for place, (old, new) in changed.items():
