@@ -9,6 +9,8 @@ from importlib.util import find_spec
 os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")
 # A process that has connected to one cluster keeps its kind of authorization, and is refused by a later cluster that has another.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+# Some virtual machines announce AMX and stop a process that uses it, which oneDNN does for products of bfloat16.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 _LIBRARIES = {"lightning": "lightning", "transformers": "transformers", "datasets": "datasets", "skorch": "skorch"}
 
