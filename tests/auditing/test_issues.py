@@ -31,8 +31,10 @@ from compensate.auditing.duplicates import (
 from compensate.auditing.issues import (
     COLUMNS,
     KINDS,
+    copies,
     find_issues,
     language,
+    next_step,
     odd_images,
     odd_texts,
     oddity,
@@ -335,6 +337,7 @@ def test_rows_of_the_test_set_are_found_in_the_data(audited: Audit) -> None:
     held = from_frame(pd.DataFrame(rows), "test").train
     found = of(find_issues(audited, held), "test_duplicate")
     assert set(zip(found["index"], found["other"], strict=True)) == {(44, 31), (33, 30)}
+    assert summary(found) == "1 row that is in the test set too and 1 row similar to one of it"
 
 
 def test_rare_classes_are_named_and_equal_rows_of_a_narrow_table_are_not() -> None:
@@ -356,12 +359,26 @@ def test_clean_data_has_no_issues() -> None:
     assert summary(issues[:0]) == ""
 
 
-def test_quantities_have_duplicates_too() -> None:
+def test_flats_of_one_kind_with_other_prices_are_no_copies() -> None:
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 5))
-    x[150] = x[3]
-    issues = audit(x, x[:, 0] * 2 + 0.31).issues
-    assert sorted(of(issues, "duplicate")["index"]) == [3, 150]
+    flats = pd.DataFrame({"area": rng.integers(30, 3000, 300), "rooms": rng.integers(1, 5, 300)})
+    flats["price"] = 100.0 * flats["area"] + rng.integers(-90, 90, 300)
+    twice = flats.iloc[[4, 4, 7]].assign(price=lambda some: some["price"] + [0, 0, 1000])
+    flats = pd.concat([flats, twice], ignore_index=True)
+    issues = audit(flats, label="price").issues
+    assert copies(issues) == np.flatnonzero(flats.duplicated()).tolist()
+    assert {7, 302} <= set(of(issues, "duplicate")["index"][issues["score"] < 1])
+    assert "--drop duplicate" in next_step(issues, (), "run")
+    assert "--drop" not in next_step(issues[issues["score"] < 1], (), "run"), "there is nothing to drop"
+
+
+def test_rows_of_two_texts_are_similar_if_both_are() -> None:
+    premises, others = sentences(20, seed=1), sentences(80, seed=2)
+    frame = pd.DataFrame({"premise": premises * 4, "hypothesis": others, "label": ["yes", "no"] * 40})
+    frame.loc[21, "hypothesis"] = others[1].upper()
+    found = audit(frame, encoder="none").issues
+    assert sorted(of(found, "duplicate")["index"]) == [1, 21]
+    assert not len(of(found, "conflicting_duplicate"))
 
 
 # --- stored, on the command line and on the page --------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from compensate.auditing.learners import COPIES, content_keys
-from compensate.data.columns import row_texts
+from compensate.data.columns import row_texts, text_columns
 from compensate.data.dataset import Dataset, Ints, Singles
 
 SIMILAR_TEXTS = 0.55
@@ -34,6 +35,8 @@ were found at precision .99."""
 CLOSE = 0.05  # distance of nearly equal rows, as a fraction of the median distance to the nearest row
 MAX_EQUAL_ROWS = 0.5
 """Tables in which a larger share of rows has an equal row are skipped: few columns with few values are equal by chance."""
+
+NEARLY = 0.99  # the largest similarity of rows that differ in anything
 
 Pair = tuple[int, int, float]  # two positions and their similarity, 1 for equal content
 Partner = tuple[int, float, bool]  # the position of another row, the similarity to it, and whether it has another label
@@ -50,7 +53,7 @@ def find_pairs(data: Dataset, kind: str, vectors: Any, near: Near | None = None)
         return []
     dense = np.asarray(vectors, dtype=np.float32) if isinstance(vectors, np.ndarray) else None
     if kind == "text":
-        return [*equal, *text_pairs(texts_of(data), SIMILAR_TEXTS)]
+        return [*equal, *_alike_in_each([data], text_pairs(texts_of(data), SIMILAR_TEXTS))]
     if kind == "image" and np.ndim(data.x) == 4:
         small = shrunk(data.x)
         features = small.reshape(len(small), -1) if dense is None else dense
@@ -61,7 +64,8 @@ def find_pairs(data: Dataset, kind: str, vectors: Any, near: Near | None = None)
     if distance.size:
         median = float(np.median(distance[:, 0]))
         close = np.flatnonzero(distance[:, 0] < CLOSE * median).tolist()
-        equal += [(i, int(who[i, 0]), 1.0 - float(distance[i, 0]) / median) for i in close]
+        # Equal features may stand for different cells, such as rare categories.
+        equal += [(i, int(who[i, 0]), min(1.0 - float(distance[i, 0]) / median, NEARLY)) for i in close]
     return equal
 
 
@@ -70,6 +74,7 @@ def shared_with(data: Dataset, test: Dataset, kind: str) -> list[Pair]:
     n = len(data)
     if kind == "text":
         pairs: Iterable[Pair] = text_pairs([*texts_of(data), *texts_of(test)], SIMILAR_TEXTS)
+        pairs = _alike_in_each([data, test], pairs)
     elif kind == "image":
         small = np.concatenate([shrunk(data.x), shrunk(test.x)])
         pairs = image_pairs(small, small.reshape(len(small), -1), SIMILAR_IMAGES)
@@ -79,10 +84,26 @@ def shared_with(data: Dataset, test: Dataset, kind: str) -> list[Pair]:
     return [(i, j - n, s) for i, j, s in ordered if i < n <= j]
 
 
-def partners(pairs: Iterable[Pair], labels: NDArray[Any]) -> dict[int, Partner]:
-    """The most similar partner of each row, preferring partners with another label.
+def _alike_in_each(parts: Sequence[Dataset], pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """The pairs of rows whose texts are similar in every column: rows that share a premise may have different hypotheses."""
+    text = str(parts[0].source.text)
+    tables = [part.table for part in parts if part.table is not None]
+    columns = text_columns(text, tables[0].columns) if len(tables) == len(parts) else ()
+    if len(columns) < 2:
+        yield from pairs
+        return
+    cells = [[one for table in tables for one in row_texts(table, name)] for name in columns]
+    sets = lru_cache(1 << 12)(lambda k, i: ngrams(cells[k][i]))
+    for i, j, similarity in pairs:
+        each = [jaccard(sets(k, i), sets(k, j)) for k, texts in enumerate(cells) if texts[i] != texts[j]]
+        if min(each, default=1.0) >= SIMILAR_TEXTS:
+            yield i, j, min(similarity, *each) if each else similarity
 
-    Equality is transitive, similarity is not.
+
+def partners(pairs: Iterable[Pair], labels: NDArray[Any], contradict: bool = True) -> dict[int, Partner]:
+    """The most similar partner of each row, preferring partners with another label, or with the same one if other labels do not `contradict`.
+
+    Equality is transitive, similarity is not. Quantities do not contradict each other: equal rows with other values are `NEARLY` equal.
 
     >>> found = partners([(0, 1, 1.0), (1, 2, 0.6), (2, 3, 0.7)], np.array([0, 0, 0, 1]))
     >>> found[0], found[2]
@@ -94,21 +115,29 @@ def partners(pairs: Iterable[Pair], labels: NDArray[Any]) -> dict[int, Partner]:
 
     def update(own: int, other: int, similarity: float) -> None:
         differ = label[own] != label[other]
-        if own not in best or (differ, similarity) > (best[own][2], best[own][1]):
+        if differ and not contradict:
+            similarity = min(similarity, NEARLY)
+        if own not in best or (differ == contradict, similarity) > (best[own][2] == contradict, best[own][1]):
             best[own] = other, similarity, differ
 
     for i, j, similarity in pairs:
         update(i, j, similarity)
         update(j, i, similarity)
         equal += [(i, j)] if similarity == 1 else []
-    # Not all pairs of a group of equal rows were listed: the first row with another label than the first row represents the others.
+    # Not all pairs of a group of equal rows were listed: the first row with another label than the first row represents the others, or
+    # the first row with each label those with the same.
     places = np.array(equal, np.int64).reshape(-1, 2).T
     group = connected_components(coo_matrix((np.ones(len(equal)), places), (len(label), len(label))), directed=False)[1]
     groups: dict[int, list[int]] = {}
     for i in np.unique(places).tolist():
         groups.setdefault(int(group[i]), []).append(i)
     for first, *others in groups.values():
-        conflicting = next((i for i in others if label[i] != label[first]), None)
+        alike: dict[Any, int] = {label[first]: first}
+        for i in others if not contradict else ():
+            if alike.setdefault(label[i], i) != i:
+                update(i, alike[label[i]], 1.0)
+                update(alike[label[i]], i, 1.0)
+        conflicting = next((i for i in others if contradict and label[i] != label[first]), None)
         if conflicting is not None:
             for i in (first, *others):
                 update(i, first if label[i] != label[first] else conflicting, 1.0)
@@ -247,7 +276,8 @@ def ngrams(text: str) -> NDArray[np.uint64]:
 def jaccard(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> float:
     """The Jaccard index of two sets: the size of the intersection over that of the union."""
     both = len(np.intersect1d(a, b, assume_unique=True))
-    return both / (len(a) + len(b) - both)
+    either = len(a) + len(b) - both
+    return both / either if either else 1.0
 
 
 def _bare(text: str) -> str:

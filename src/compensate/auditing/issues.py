@@ -86,7 +86,10 @@ KINDS: dict[str, IssueKind] = {
 """All kinds, the most important first."""
 
 # Rows that are usually dropped.
-USELESS = ("identical_responses", "duplicate", "empty_answer", "empty_text", "empty_row", "blank_image")
+USELESS = (
+    *("identical_responses", "duplicate", "empty_answer", "refusal", "truncated_answer"),
+    *("empty_text", "empty_row", "blank_image"),
+)
 
 
 def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
@@ -124,12 +127,12 @@ def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:
     # Duplicates and outliers share the nearest rows, whose search takes most of the time.
     dense = isinstance(audit.vectors, np.ndarray)
     near = nearest_rows(np.ascontiguousarray(audit.vectors, dtype=np.float32), NEIGHBORS) if dense else None
-    # Quantities of duplicates nearly always differ without a contradiction.
-    compared = np.zeros(len(data)) if audit.regression else audit.given
-    for row, (other, similarity, differ) in partners(find_pairs(data, kind, audit.vectors, near), compared).items():
+    # Quantities of equal samples nearly always differ without a contradiction, and the rows are then no copies.
+    pairs = find_pairs(data, kind, audit.vectors, near)
+    for row, (other, similarity, differ) in partners(pairs, audit.given, contradict=not audit.regression).items():
         described = "equal" if similarity == 1 else f"{similarity:.2f} similar"
         detail = f"{described} to {row_name(audit, other)}, labeled {labels[other]}"
-        issue = "conflicting_duplicate" if differ else "duplicate"
+        issue = "conflicting_duplicate" if differ and not audit.regression else "duplicate"
         add(issue, row, similarity, detail, int(audit.index[other]))
     others = {f"{name} part": part for name, part in data.others.items()} if test is None else {"test set": test}
     for name, part in others.items():
@@ -181,7 +184,7 @@ def records(issues: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def copies(issues: pd.DataFrame) -> list[int]:
-    """Of each group of equal rows with the same label all but the first.
+    """Of each group of equal rows with the same label or value all but the first.
 
     >>> table = pd.DataFrame({"issue": "duplicate", "score": [1, 1, 1, 0.7], "index": [4, 2, 9, 5], "other": [2, 4, 4, 9]})
     >>> copies(table)
@@ -220,9 +223,9 @@ def issue_rows(audit: Audit, kind: str) -> list[int]:
 def summary(issues: pd.DataFrame) -> str:
     """The number of issues of each kind in one line; empty if there are none.
 
-    >>> kinds = ["duplicate"] * 4 + ["conflicting_duplicate"] * 2 + ["outlier"]
-    >>> summary(pd.DataFrame({"issue": kinds, "score": [1, 1, 0.6, 0.7, 1, 1, 3.5]}))
-    '4 equal and 2 similar rows, 2 of them with different labels; 1 outlier'
+    >>> kinds = ["duplicate"] * 4 + ["conflicting_duplicate"] * 2 + ["test_duplicate"] * 3 + ["outlier"]
+    >>> summary(pd.DataFrame({"issue": kinds, "score": [1, 1, 0.6, 0.7, 1, 1, 1, 0.6, 0.7, 3.5]}))
+    '4 equal and 2 similar rows, 2 of them with different labels; 1 row that is in the test set too and 2 rows similar to one of it; 1 outlier'
     """
     counts = {name: int((issues["issue"] == name).sum()) for name in KINDS}
     conflicting = counts.pop("conflicting_duplicate")
@@ -232,13 +235,24 @@ def summary(issues: pd.DataFrame) -> str:
         equal = int((issues["issue"].isin(("duplicate", "conflicting_duplicate")) & (issues["score"] == 1)).sum())
         rows = " and ".join(f"{n:,} {how}" for how, n in {"equal": equal, "similar": copies - equal}.items() if n)
         parts.append(f"{rows} rows" + (f", {conflicting:,} of them with different labels" if conflicting else ""))
-    parts += [f"{n:,} {KINDS[name].one if n == 1 else KINDS[name].many}" for name, n in counts.items() if n]
+    shared = counts.pop("test_duplicate")
+    similar = int(((issues["issue"] == "test_duplicate") & (issues["score"] < 1)).sum())
+    said = [_counted(shared - similar, "test_duplicate")] * (shared > similar)
+    said += [f"{similar:,} row{'s' * (similar != 1)} similar to one of {'it' if said else 'the test set'}"] * (
+        similar > 0
+    )
+    parts += [" and ".join(said)] * (shared > 0) + [_counted(n, name) for name, n in counts.items() if n]
     return "; ".join(parts)
+
+
+def _counted(n: int, issue: str) -> str:
+    return f"{n:,} {KINDS[issue].one if n == 1 else KINDS[issue].many}"
 
 
 def next_step(issues: pd.DataFrame, classes: Sequence[str], run: str) -> str:
     """The command that drops useless rows and merges spellings, if there are any."""
-    drops = ",".join(kind for kind in dict.fromkeys(issues["issue"]) if kind in USELESS)
+    useless = [kind for kind in dict.fromkeys(issues["issue"]) if kind in USELESS]
+    drops = ",".join(kind for kind in useless if kind != "duplicate" or copies(issues))
     options = f" --drop {drops}" * bool(drops) + " --merge spellings" * bool(spellings(classes))
     return f"the view Issues of the page{f'; or compensate apply {run}{options}' if options else ''}"
 
