@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 from commands import run
 
-from compensate.auditing.api import audit_votes
+from compensate.auditing.api import audit, audit_votes
 from compensate.auditing.labels.votes import Votes, find_consensus, long_votes, vote_columns, wide_votes
 from compensate.auditing.page import page_of, payload, read_payload
 from compensate.auditing.result import Audit
@@ -214,6 +215,12 @@ def test_an_audit_of_two_labels_takes_them_for_annotators(tmp_path: Path, confid
     quality = pd.read_csv(tmp_path / "run" / "annotators.csv").set_index("annotator")["accuracy"]
     assert quality.idxmin().startswith("label_llm")
     assert len(quality) == (4 if confidence else 2)
+    alone = audit(tmp_path / "two.csv")
+    assert (alone.mask == Audit.load(tmp_path / "run" / "audit").mask).all()
+    asked = ["audit", tmp_path / "two.csv", "--json", "--budget", "7", "--out", tmp_path / "seven"]
+    printed = run(*asked)
+    figures = json.loads(printed[printed.index("{") :])
+    assert (figures["flagged"], figures["noise_rate"]) == (7, pytest.approx(alone.noise_rate.value))
     run("apply", tmp_path / "run", "--accept", "0.5", "--out", tmp_path / "fixed.csv")
     assert (pd.read_csv(tmp_path / "fixed.csv")["label"] == true).mean() >= (person == true).mean()
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit, logsumexp
 
@@ -31,11 +30,11 @@ from compensate.auditing.findings import Findings, Provenance
 from compensate.auditing.judge import Judge, compute_features, judge_chunks
 from compensate.auditing.labels import labels_of
 from compensate.auditing.labels.base import Judging
-from compensate.auditing.labels.votes import VOTES_ALONE, Consensus, Votes, find_consensus
+from compensate.auditing.labels.votes import Consensus, Votes
 from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds
 from compensate.auditing.noise_model import SMALLEST, after_decisions, judge, normalized, pool
 from compensate.auditing.opinions import described, opinion_of
-from compensate.auditing.result import FLAGGED, Audit, build_audit, by_chance_note
+from compensate.auditing.result import FLAGGED, Audit, build_audit
 from compensate.auditing.source import check_options, labeled, read
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
 from compensate.data.labels import encode_labels
@@ -55,7 +54,6 @@ FEATURE_SHARE, FOREST_SHARE = 0.1, 0.3  # shares of memory=: for features, which
 ROW_BYTES, FIXED_BYTES = 60, 800_000_000  # memory that an audit needs: for each row; for libraries, trees and a chunk
 MAX_LISTED, MAX_CERTAIN = 10_000, 150  # suspects of chunked data that are listed, and certain rows of each class
 SMALLEST_PROBABILITY = 1e-6
-CONSENSUS = "consensus"  # the column that models learn
 
 
 def audit(
@@ -551,7 +549,7 @@ def audit_probabilities(
     return build_audit(source, findings, kind="embedding" if data is None else "table")
 
 
-def audit_votes(items: Any, votes: Votes, *, rounds: int = 2, **options: Any) -> tuple[Audit, Consensus]:
+def audit_votes(items: Any, votes: Votes, **options: Any) -> tuple[Audit, Consensus]:
     """An `Audit` of the majority's labels, and the consensus of annotators and models.
 
     Models learn the consensus of the votes. Their out-of-fold predictions improve the consensus, which is then learned again.
@@ -560,44 +558,13 @@ def audit_votes(items: Any, votes: Votes, *, rounds: int = 2, **options: Any) ->
     Args:
         items: samples in any form that `compensate.audit` takes: a data frame, texts, images, embeddings.
         votes: of the annotators.
-        rounds, options: the number of times that models are fitted, and options of `compensate.audit`.
+        options: of `compensate.audit`.
     """
     if "memory" in options or "backend" in options:
         raise InputError("memory and backend are not supported with votes; leave them out.")
-    found, consensus = None, find_consensus(votes)
-    for _ in range(rounds):
-        labels = votes.names[consensus.label]
-        labels[votes.counts.sum(1) == 0] = None
-        if isinstance(items, pd.DataFrame):
-            found = audit(items.assign(**{CONSENSUS: labels}), label=CONSENSUS, **options)
-        else:
-            found = audit(items, labels, **options)
-        if found.provenance.by_chance:
-            consensus = find_consensus(votes)
-            break
-        q = np.ones((votes.items, len(votes.classes)))
-        order = np.array([votes.classes.index(c) for c in found.classes])
-        assert found.probabilities is not None
-        q[np.ix_(found.index, order)] = found.probabilities
-        if len(found.unlabeled):  # only the probability of their likeliest class is kept; the others share the rest
-            rows, p = found.unlabeled["index"], np.asarray(found.unlabeled["probability"], np.float64)
-            q[rows] = ((1 - p) / (len(order) - 1))[:, None]
-            q[rows, order[found.unlabeled["suggested"]]] = p
-        consensus = find_consensus(votes, np.log(np.maximum(q, 1e-12)))
-    assert found is not None
-    # The majority's labels are the given ones, judged by the consensus.
-    numbers = np.array([found.classes.index(c) for c in votes.classes])
-    given, rows = votes.majority()[found.index], np.arange(len(found))
-    p = consensus.probabilities[found.index]
-    others = p.copy()
-    others[rows, given] = -1
-    provenance, notes = replace(found.provenance, annotators=votes.annotators), found.notes
+    known = inspect.signature(audit).parameters
+    settings = {name: options.pop(name) for name in [*options] if name in known}
+    features = settings.pop("features", None)
+    found = audit(votes.dataset(items, options, lambda x, labels, how: read(x, labels, features, how)), **settings)
     assert found.data is not None
-    if provenance.by_chance:  # the votes decided alone
-        provenance = replace(provenance, views={}, agreement=None, by_chance=False)
-        notes = (*(note for note in notes if note != by_chance_note("labels", found.data.source)), VOTES_ALONE)
-    return replace(
-        found, data=replace(found.data, parts=votes), given=numbers[given],
-        suggested=numbers[others.argmax(1)], probabilities=p[:, np.argsort(numbers)].astype(np.float32), provenance=provenance,
-        notes=notes, **consensus.judged(found.index, given),
-    ), consensus  # fmt: skip
+    return found, found.data.parts.consensus

@@ -20,6 +20,8 @@ from compensate.auditing.content import digest_file
 from compensate.auditing.decisions import LOCK, Correction, find_rows, run_decisions
 from compensate.auditing.features import make_views, unused_encoder
 from compensate.auditing.issues import find_issues
+from compensate.auditing.labels import labels_of
+from compensate.auditing.labels.base import Classes
 from compensate.auditing.result import Audit
 from compensate.auditing.sampling import Sample
 from compensate.auditing.source import read
@@ -220,9 +222,12 @@ def run_audit(
     provenance = replace(audit.provenance, asked=request.stored())
     audit = replace(audit, notes=tuple(dict.fromkeys([*audit.notes, *notes])), provenance=provenance)
     if reviewed is None:
-        if audit.provenance.first is not None and audit.listed is not None:
-            FinishedStages(stages).flag(audit.index[audit.mask])
-        write_run(audit, folder, more=None if audit.listed is None else partial(shutil.move, stages / "suspects"))
+        audit, more = (audit, None) if audit.data is None else labels_of(audit.data).files(audit, folder)
+        if audit.listed is not None:
+            more = partial(shutil.move, stages / "suspects")  # type: ignore[assignment]
+            if audit.provenance.first is not None:
+                FinishedStages(stages).flag(audit.index[audit.mask])
+        write_run(audit, folder, more=more)
     else:
         audit = reviewed.compare(audit)
         write_run(audit, folder, [d for d in reviewed.decisions if d.source == audit.source_digest])
@@ -243,7 +248,9 @@ def with_looks(audit: Audit, folder: Path) -> Audit:
 def rewrite_with_looks(audit: Audit, folder: Path) -> Audit:
     """Writes the run folder of a reopened audit again, with what a person saw in its sample; other files of the folder stay."""
     audit = with_looks(audit, folder)
-    if audit.data is not None and audit.data.parts is None:  # examples on the page are found by features
+    if audit.data is not None and isinstance(
+        labels_of(audit.data), Classes
+    ):  # examples on the page are found by features
         audit = replace(
             audit, vectors=make_views(audit.data, (audit.provenance.asked or {}).get("encoder", "auto")).shown
         )

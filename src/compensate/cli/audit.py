@@ -22,14 +22,13 @@ from compensate.auditing.class_names import spellings
 from compensate.auditing.content import sample_content
 from compensate.auditing.issues import next_step, summary
 from compensate.auditing.labels import labels_of
-from compensate.auditing.labels.votes import named_like_votes, vote_columns
 from compensate.auditing.page import command
 from compensate.auditing.request import AuditRequest, ReviewedRun, is_main_process, run_audit
 from compensate.auditing.result import Audit
 from compensate.auditing.sampling import describe_looks
 from compensate.auditing.source import labeled, left_out
 from compensate.cli import options as o
-from compensate.cli.consensus import consensus
+from compensate.cli.consensus import print_annotators
 from compensate.cli.terminal import (
     bar,
     clock,
@@ -45,10 +44,7 @@ from compensate.cli.terminal import (
 from compensate.data.dataset import Dataset
 from compensate.data.label_column import UnclearLabel
 from compensate.data.labels import NOT_APPLICABLE
-from compensate.data.pairs import pair_columns, table_names
-from compensate.data.tables import read_frame
 from compensate.errors import InputError, check
-from compensate.files import is_address
 
 READER = (
     "label", "text", "ignore", "columns", "task", "size", "encoding", "delimiter", "labels_key", "labels_columns", "split", "missing",
@@ -130,14 +126,6 @@ def ask_merge(data: Dataset) -> bool:
     return bool(alike) and asks() and Confirm.ask(question)
 
 
-def has_votes(data: str | None, encoding: str | None, delimiter: str | None) -> bool:
-    """Whether a file is a table with the labels of several annotators."""
-    names = [] if data is None or is_address(data) else table_names(data)
-    if pair_columns(names) is not None or not named_like_votes(names):
-        return False
-    return bool(vote_columns(read_frame(Path(str(data)), encoding=encoding or "utf-8", delimiter=delimiter))[0])
-
-
 def print_summary(found: Audit, folder: Path) -> None:
     """Prints the share of wrong labels, the most suspect ones, and the next commands."""
     rate, flagged = found.noise_rate, int(found.mask.sum())
@@ -168,6 +156,8 @@ def print_summary(found: Audit, folder: Path) -> None:
             f"with {since['corrected'] + since['confirmed']:,} decided labels ({since['corrected']:,} corrected, "
             f"{since['confirmed']:,} confirmed); new suspects: {len(since['new']):,}, no longer suspect: {len(since['gone']):,}"
         )
+    if found.provenance.annotators and found.data is not None:
+        print_annotators(found.data.parts.consensus, folder)
     page, listed, issues = folder / "report.html", folder / "suspects.csv", found.found_issues
     apply = f"compensate apply {quoted(folder)}"
     slipped, fill = (len(wrong_units(found)), "") if found.regression else (0, f"; to fill them in: {apply} --fill 0.9")
@@ -323,11 +313,6 @@ def audit(
         given |= {"precision": None, "flag_precision": o.share(precision, "--precision")}
     check(budget is None or budget >= 1, "1 or more", **{"--budget": budget})
     settings = {f.name: given[f.name] for f in fields(AuditRequest) if given.get(f.name) is not None}
-    shared = {name: given[name] for name in ("text", "ignore", "encoder", "seed", "encoding", "delimiter", "out")}
-    chosen = {*options, *(name for name, value in settings.items() if value)}
-    if not json_ and not chosen - {"data", *shared} and has_votes(data, encoding, delimiter):
-        consensus(Path(str(data)), **shared)
-        return
     request = AuditRequest(options=options, **settings)
     console.quiet = not is_main_process()
     reviewed = None

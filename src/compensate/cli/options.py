@@ -242,7 +242,9 @@ def describe_columns(source: Source, labels: str) -> list[str]:
     passed = [f'not "{short(name)}", which {why}' for name, why in source.passed_over.items()]
     others = ", ".join(map(short, source.runners_up))
     labels += f"; it could also be {others}: --label" if others else ""
-    return [*text, f'label column "{source.label}" ({labels})' if source.label else labels, *passed]
+    # The label of votes is that of the majority, and no column.
+    named = source.label if not source.columns or source.label in [c.name for c in source.columns] else None
+    return [*text, f'label column "{named}" ({labels})' if named else labels, *passed]
 
 
 def describe_unused(source: Source, parts: Any = None) -> list[str]:

@@ -16,9 +16,10 @@ from compensate.auditing.labels.quantity import Quantity
 from compensate.auditing.labels.regions import Masks
 from compensate.auditing.labels.sets import LabelColumns, LabelSets
 from compensate.auditing.labels.tags import TokenTags
+from compensate.auditing.labels.votes import Votes
 from compensate.data.dataset import Dataset
 
-KINDS: list[type[LabelKind]] = [Pairs, Answers, Masks, TokenTags, LabelSets, LabelColumns, Quantity, Classes]
+KINDS: list[type[LabelKind]] = [Pairs, Answers, Masks, TokenTags, LabelSets, LabelColumns, Quantity, Classes, Votes]
 """All kinds. The first that recognizes some data reads and judges it."""
 
 

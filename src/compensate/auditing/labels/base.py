@@ -145,6 +145,10 @@ class LabelKind:
         """Issues of this kind of label: kind, position, score, description and other row; None for the search in whole samples."""
         return None
 
+    def files(self, audit: Any, folder: Path) -> tuple[Any, Callable[[Path], None] | None]:
+        """The audit as its run folder stores it, and a function that writes further files into the folder."""
+        return audit, None
+
     @classmethod
     def reading_options(cls, audit: Any) -> dict[str, Any]:
         """Options by which new data are read as the audited ones were."""

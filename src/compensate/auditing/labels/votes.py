@@ -13,12 +13,14 @@ Reference: Dawid and Skene, 1979, for the tables; Goh, Tkachenko and Mueller, CR
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -26,13 +28,16 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from scipy.stats import beta
 
-from compensate.auditing.content import Content
+from compensate.auditing.content import Content, digest_frame, digest_text, short_digest
 from compensate.auditing.findings import Findings
-from compensate.auditing.labels.base import Classes
+from compensate.auditing.labels.base import Classes, Judging, Reader
+from compensate.auditing.write_back import write_csv
 from compensate.data.columns import is_nested, numbers
-from compensate.data.dataset import Estimate, Floats, Ints
+from compensate.data.dataset import UNLABELED, Dataset, Estimate, Floats, Ints
 from compensate.data.label_column import label_sign
+from compensate.data.pairs import read_pairs, table_names
 from compensate.errors import InputError, nearest
+from compensate.files import write_atomically
 
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)  # candidate powers of the models' prediction
 OWN_VOTES = 20.0  # pseudo-votes of each class that shrink an annotator's table to the table of all
@@ -46,6 +51,8 @@ MODELS = frozenset({"llm", "gpt", "claude", "gemini", "llama", "mistral", "model
 CONFIDENCE = frozenset({"confidence", "certainty", "probability", "prob", "score"})
 """Words in the names of columns with labels by people, labels by models, and stated confidences."""
 _RATER = re.compile(r"(?:.*[\W_])?(?:annotator|rater|coder|judge|worker|labeler|reviewer|vote)[ _-]?(?!id$)\w+")
+ROUNDS = 2  # times that models are fitted to the consensus, which their predictions improve
+TOP = 100  # items that are listed for another vote
 VOTES_ALONE = "The samples do not predict the labels better than by chance, so the votes alone decide."
 MAX_ENTRIES = 50_000_000  # entries of the tables of all annotators; with more, annotators share one table
 
@@ -61,6 +68,98 @@ class Votes(Classes):
     annotators: tuple[str, ...]
     classes: tuple[str, ...]
     keys: tuple[Any, ...] = ()  # names of the items; by default their numbers
+    stated: Mapping[str, str] = field(default_factory=dict)  # columns of stated confidences, by annotator
+    table: pd.DataFrame | None = None  # the items with the label of the majority, if they are rows of a table
+    consensus: Consensus | None = None  # once they were audited
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "decisions": "decisions are about the labels of the majority, and votes are audited without them. Apply them (compensate apply RUN "
+        "-o labels.csv), and audit the corrected table."
+    }
+
+    @classmethod
+    def read(cls, data: Any, labels: Any, options: Mapping[str, Any], other: Reader) -> Dataset:
+        named = any(options.get(name) is not None for name in ("label", "task"))
+        if labels is not None or named or not named_like_votes(table_names(data)):
+            return other(data, labels, options)
+        frame = read_pairs(data, options.get("encoding") or "utf-8", options.get("delimiter"))
+        voters, stated = vote_columns(frame)
+        if not voters:
+            return other(data, labels, options)
+        items, votes = wide_votes(frame, voters, stated)
+        rest = {name: value for name, value in options.items() if name not in ("encoding", "delimiter", "several")}
+        found = votes.dataset(items, rest, other)
+        title = Path(data).name if isinstance(data, (str, Path)) else "the data"
+        return replace(found, source=replace(found.source, title=title))
+
+    def dataset(self, items: Any, options: Mapping[str, Any], other: Reader) -> Dataset:
+        """The items, as the `other` reader reads them, with the labels of the majority."""
+        if isinstance(items, pd.DataFrame):
+            label = "label" if "label" not in items.columns else "consensus"
+            table = items.assign(**{label: self.majority_names})
+            data = other(table, None, {**options, "label": label, "task": "classification"})
+            written = table.to_csv(index=False).encode("utf-8", "surrogatepass")
+            again = pd.read_csv(io.BytesIO(written), dtype=str, keep_default_na=False, encoding_errors="surrogatepass")
+            source = replace(
+                data.source, columns=tuple(c for c in data.source.columns if c.name != label), label_given=True,
+                digest=digest_text(short_digest(written)), row_digests=digest_frame(again, label),
+            )  # fmt: skip
+        else:
+            table, data = None, other(items, self.majority_names, options)
+            source = data.source
+        given = np.where(self.counts.sum(1) > 0, self.majority(), UNLABELED)[data.index]
+        return replace(data, target=given, classes=self.classes, parts=replace(self, table=table), source=source)
+
+    def describe(self, data: Dataset, name: Callable[[str], str] = str) -> str:
+        people = list(dict.fromkeys(who.split(LEVEL)[0] for who in self.annotators))
+        listed = ", ".join(map(name, people[:4])) + f" and {len(people) - 4:,} more" * (len(people) > 4)
+        sure = "".join(f'; "{name(column)}" is the confidence of "{name(who)}"' for who, column in self.stated.items())
+        votes = f"{len(self.label):,} votes of {len(people):,} annotators: {listed}{sure} (one label alone: --label)"
+        return f"{votes}, {len(self.classes)} classes"
+
+    def audit(self, data: Dataset, judging: Judging) -> Findings:
+        """Judges the labels of the majority by the consensus of votes and models, which learn the consensus of the votes."""
+        voted, consensus = self.counts.sum(1) > 0, find_consensus(self)
+        for _ in range(ROUNDS):
+            found = judging.judge_classes(data.relabel(np.where(voted, consensus.label, UNLABELED)[data.index]))
+            if found.provenance.by_chance:
+                consensus = find_consensus(self)
+                break
+            assert found.probabilities is not None
+            q = np.ones((self.items, len(self.classes)))
+            q[found.index] = found.probabilities
+            if len(found.unlabeled):  # only the probability of their likeliest class is kept; the others share the rest
+                rows, p = found.unlabeled["index"], np.asarray(found.unlabeled["probability"], np.float64)
+                q[rows] = ((1 - p) / (len(self.classes) - 1))[:, None]
+                q[rows, found.unlabeled["suggested"]] = p
+            consensus = find_consensus(self, np.log(np.maximum(q, 1e-12)))
+        given, rows = self.majority()[found.index], np.arange(len(found.index))
+        p = consensus.probabilities[found.index]
+        others = p.copy()
+        others[rows, given] = -1
+        provenance, notes = replace(found.provenance, annotators=self.annotators), found.notes
+        if provenance.by_chance:  # the votes decided alone
+            provenance = replace(provenance, views={}, agreement=None, by_chance=False)
+            notes = (*notes, VOTES_ALONE)
+        assert found.data is not None
+        return replace(
+            found, data=replace(found.data, parts=replace(self, consensus=consensus)), given=given, suggested=others.argmax(1),
+            probabilities=p.astype(np.float32), provenance=provenance, notes=notes, **consensus.judged(found.index, given),
+        )  # fmt: skip
+
+    def files(self, audit: Any, folder: Path, top: int = TOP) -> tuple[Any, Callable[[Path], None] | None]:
+        """Decisions are applied to the table of the items with the labels of the majority."""
+        if self.table is None or self.consensus is None:
+            return audit, None
+        table, agreed = self.table, self.consensus
+
+        def write(new: Path) -> None:
+            write_atomically(new / "labels.csv", table.to_csv(index=False).encode("utf-8", "surrogatepass"))
+            write_csv(new / "consensus.csv", agreed.to_frame())
+            write_csv(new / "annotators.csv", agreed.quality.reset_index())
+            write_csv(new / "label_again.csv", agreed.to_label_again(top))
+
+        return replace(audit, source=replace(audit.source, path=str(folder / "labels.csv"))), write
 
     @cached_property
     def counts(self) -> Floats:
@@ -274,7 +373,8 @@ def wide_votes(
         voters += [f"{name}{LEVEL}{column} {i.left:.2g} to {i.right:.2g}" for i in level.cat.categories]
     used, who = np.unique(who, return_inverse=True)
     items = frame.drop(columns=[*names, *(stated or {}).values()])
-    return items, _votes(item, who, cells[annotator, item], len(frame), [voters[a] for a in used])
+    votes = _votes(item, who, cells[annotator, item], len(frame), [voters[a] for a in used])
+    return items, replace(votes, stated=dict(stated or {}))
 
 
 def long_votes(frame: pd.DataFrame, item: str, annotator: str, label: str) -> tuple[pd.DataFrame, Votes]:
