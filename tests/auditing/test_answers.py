@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 from commands import run
 
+from compensate.auditing.result import Audit
+
 GOOD = "The answer explains the matter of {0} in a few short words and gives an example of number {0}."
 BAD = {
     "empty_answer": ("Name a river.", " \n"),
@@ -44,6 +46,9 @@ def test_bad_answers_are_found_and_their_rows_dropped(tmp_path: Path, form: str)
     (tmp_path / "chats.jsonl").write_text("\n".join(lines) + "\n")
     said = run("audit", tmp_path / "chats.jsonl", "--out", tmp_path / "run")
     assert "no label column: the answers in" in said
+    assert "5 of 65 rows look useless (2 equal rows; 1 empty answer; 1 refused answer" in said
+    assert "look wrong" not in said + repr(Audit.load(tmp_path / "run" / "audit"))
+    assert "--drop duplicate,empty_answer,refusal,truncated_answer" in said
     issues = pd.read_csv(tmp_path / "run" / "issues.csv")
     assert {(kind, row) for kind, row in zip(issues["issue"], issues["index"], strict=True) if kind in BAD} == {
         (kind, 60 + i) for i, kind in enumerate(BAD)

@@ -285,17 +285,8 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
         if isinstance(data, ChunkedDataset):
             assert features is not None
             features = replace(features, views=())
-            columns = judge_chunks(
-                data,
-                fitted,
-                folds,
-                learned,
-                opinion,
-                flagged=FLAGGED,
-                stages=stages,
-                run=how.run,
-                progress=how.progress,
-            )
+            stage = {"flagged": FLAGGED, "stages": stages, "run": how.run, "progress": how.progress}
+            columns = judge_chunks(data, fitted, folds, learned, opinion, **stage)
             note = f"Learners were fitted on {len(part):,} of {len(data):,} rows, evenly spaced; every row was judged. "
             searched = "The rows were read in chunks: duplicates and outliers were not searched."
             notes += (note * (len(part) < len(data)) + searched,)
@@ -333,18 +324,13 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
         if trained is not None:
             found |= {"curves": trained.curves, "model": trained.model}
         findings = Findings(
-            classes=data.classes,
-            index=data.index[here],
-            given=present[here],
-            log_odds=columns["score"][here],
+            classes=data.classes, index=data.index[here], given=present[here], log_odds=columns["score"][here],
             **{name: columns[name][here] for name in ("suggested", "p_error")},
             evidence={name: columns[name][here] for name in ("margin", "loss")},
-            noise_rate=share,
-            provenance=Provenance(**made),
-            notes=notes,
+            noise_rate=share, provenance=Provenance(**made), notes=notes,
             fitted=None if features is None or trained is not None else replace(fitted, by_fold=(), log_q=None),
             **found,
-        )
+        )  # fmt: skip
         if isinstance(data, ChunkedDataset):
             findings = replace(
                 findings, listed=_listed_rows(findings, data, labeled_rows, folds, fitted, stages, opinion)

@@ -124,23 +124,23 @@ def partners(pairs: Iterable[Pair], labels: NDArray[Any], contradict: bool = Tru
         update(i, j, similarity)
         update(j, i, similarity)
         equal += [(i, j)] if similarity == 1 else []
-    # Not all pairs of a group of equal rows were listed: the first row with another label than the first row represents the others, or
-    # the first row with each label those with the same.
+    # Not all pairs of a group of equal rows were listed. The first row with another label represents the others, or rows with the same.
     places = np.array(equal, np.int64).reshape(-1, 2).T
     group = connected_components(coo_matrix((np.ones(len(equal)), places), (len(label), len(label))), directed=False)[1]
     groups: dict[int, list[int]] = {}
     for i in np.unique(places).tolist():
         groups.setdefault(int(group[i]), []).append(i)
-    for first, *others in groups.values():
-        alike: dict[Any, int] = {label[first]: first}
-        for i in others if not contradict else ():
-            if alike.setdefault(label[i], i) != i:
-                update(i, alike[label[i]], 1.0)
-                update(alike[label[i]], i, 1.0)
-        conflicting = next((i for i in others if contradict and label[i] != label[first]), None)
-        if conflicting is not None:
-            for i in (first, *others):
-                update(i, first if label[i] != label[first] else conflicting, 1.0)
+    for rows in groups.values():
+        first = {label[i]: i for i in reversed(rows)}
+        last = {label[i]: i for i in rows}
+        for i in rows:
+            others = (
+                (k for name, k in first.items() if name != label[i])
+                if contradict
+                else iter({first[label[i]], last[label[i]]} - {i})
+            )
+            if (other := next(others, None)) is not None:
+                update(i, other, 1.0)
     return best
 
 

@@ -238,9 +238,8 @@ def summary(issues: pd.DataFrame) -> str:
     shared = counts.pop("test_duplicate")
     similar = int(((issues["issue"] == "test_duplicate") & (issues["score"] < 1)).sum())
     said = [_counted(shared - similar, "test_duplicate")] * (shared > similar)
-    said += [f"{similar:,} row{'s' * (similar != 1)} similar to one of {'it' if said else 'the test set'}"] * (
-        similar > 0
-    )
+    others = f"{similar:,} row{'s' * (similar != 1)} similar to one of {'it' if said else 'the test set'}"
+    said += [others] * (similar > 0)
     parts += [" and ".join(said)] * (shared > 0) + [_counted(n, name) for name, n in counts.items() if n]
     return "; ".join(parts)
 

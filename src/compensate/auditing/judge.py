@@ -146,15 +146,10 @@ class Judge:
             run.finish()
         of_view = [{n: weights[f"{v.name}: {n}"] for n in one.models} for v, one in zip(views, fitted, strict=True)]
         return Judge(
-            makers=() if features is None else features.makers,
-            learners=tuple(one.models for one in fitted),
-            weights=tuple(of_view),
-            noise=noise,
-            by_fold=() if keep else tuple(one.by_fold for one in fitted),
-            shares=shares(reported),
-            opinions=itself,
-            log_q=log_q if keep else None,
-        )
+            makers=() if features is None else features.makers, learners=tuple(one.models for one in fitted),
+            weights=tuple(of_view), noise=noise, by_fold=() if keep else tuple(one.by_fold for one in fitted),
+            shares=shares(reported), opinions=itself, log_q=log_q if keep else None,
+        )  # fmt: skip
 
     def predict(
         self,

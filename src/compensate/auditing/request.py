@@ -8,13 +8,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from compensate.auditing.api import audit_probabilities
+from compensate.auditing.api import audit, audit_probabilities
 from compensate.auditing.chunks import FinishedStages, open_chunks
 from compensate.auditing.content import digest_file
 from compensate.auditing.decisions import LOCK, Correction, find_rows, run_decisions
@@ -80,19 +81,8 @@ class AuditRequest:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of `compensate.audit`."""
-        others = (
-            "data",
-            "labels",
-            "features",
-            "probs",
-            "data_dir",
-            "options",
-            "only",
-            "test",
-            "flag_precision",
-            "budget",
-        )
-        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
+        known = {*signature(audit).parameters} - {"data", "labels", "features", "options"}
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name in known}
         return settings | {"seed": self.seed or 0}
 
     @property

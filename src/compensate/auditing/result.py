@@ -85,7 +85,8 @@ class Audit(Findings):
         share = (
             f"about {r.value:.1%} look wrong ({r.low:.1%} to {r.high:.1%})" if looks is None else describe_looks(looks)
         )
-        return f"Audit of {self.title}: {len(self):,} labels, {share}; {self.flag_summary}"
+        judged = f"{len(self):,} labels, {share}; {self.flag_summary}"
+        return f"Audit of {self.title}: {self.label_kind.summary(self) or judged}"
 
     _repr_html_ = audit_html
 
@@ -210,23 +211,12 @@ class Audit(Findings):
         pairs = [] if self.regression else listed.value_counts().rename("labels").reset_index().to_dict("records")
         issues = {} if self.found_issues is None else self.found_issues["issue"].value_counts().to_dict()
         return {
-            "data": self.title,
-            "source": self.source.path,
-            "digest": self.source_digest,
-            "labels": how.rows or len(self),
-            "classes": list(self.classes),
-            "by_chance": bool(how.by_chance),
-            "noise_rate": rate.value,
-            "noise_rate_low": rate.low,
-            "noise_rate_high": rate.high,
-            "flagged": int(self.mask.sum()) if how.flagged is None else how.flagged,
-            "expected_precision": self.expected_precision,
-            "workload": self.workload.to_dict("records"),
-            "pairs": pairs,
-            "issues": issues,
-            "predicted": len(self.predicted),
-            "notes": list(self.notes),
-        }
+            "data": self.title, "source": self.source.path, "digest": self.source_digest, "labels": how.rows or len(self),
+            "classes": list(self.classes), "by_chance": bool(how.by_chance), "noise_rate": rate.value, "noise_rate_low": rate.low,
+            "noise_rate_high": rate.high, "flagged": int(self.mask.sum()) if how.flagged is None else how.flagged,
+            "expected_precision": self.expected_precision, "workload": self.workload.to_dict("records"), "pairs": pairs,
+            "issues": issues, "predicted": len(self.predicted), "notes": list(self.notes),
+        }  # fmt: skip
 
     @cached_property
     def rows(self) -> Ints:

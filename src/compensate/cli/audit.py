@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from dataclasses import fields
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,9 +27,7 @@ from compensate.auditing.result import Audit
 from compensate.auditing.sampling import describe_looks
 from compensate.auditing.source import labeled, left_out
 from compensate.cli import options as o
-from compensate.cli.consensus import print_annotators
 from compensate.cli.terminal import (
-    bar,
     clock,
     console,
     plain_table,
@@ -52,7 +49,7 @@ READER = (
 """Options of the reader."""
 
 PAIRS = 6  # rows of the table in the summary
-LEVELS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1)  # probabilities between the bars of the picture
+SHOWN = 12  # annotators that are printed
 WIDE = 0.1  # an interval is wide if it starts at 0 and ends above this share
 
 
@@ -77,11 +74,9 @@ def describe_data(source: Dataset) -> str:
     for other, name in info.merged.items():
         merged.setdefault(name, []).append(f'"{short(other)}"')
     parts += [f'merged into "{short(name)}": {", ".join(others[:4])}' for name, others in list(merged.items())[:3]]
-    alike = similar_class_names(source)
+    alike, option = similar_class_names(source), "--merge-alike takes them for one class"
     if alike and not merged:
-        parts.append(
-            f"names that differ only in case, spacing or Unicode form: {alike} (--merge-alike takes them for one class)"
-        )
+        parts.append(f"names that differ only in case, spacing or Unicode form: {alike} ({option})")
     if info.missing_given is None and source.parts is None:
         parts += [
             f'"{name}" is taken for a class; if it means a missing label: --missing {name}'
@@ -133,12 +128,13 @@ def print_summary(found: Audit, folder: Path) -> None:
     by_chance, looks = bool(found.provenance.by_chance), found.provenance.looks
     said = f"about {rate.value:.1%} of the {what} look wrong (90% interval: {rate.low:.1%} to {rate.high:.1%})"
     said = said if looks is None else describe_looks(looks)
-    say(f"the {what} cannot be judged: see the note above" if by_chance and looks is None else said)
-    if not by_chance and looks is None and rate.low <= 0 and rate.high > max(WIDE, 2 * rate.value):
+    sentence = found.label_kind.summary(found)
+    say(sentence or ("the " + what + " cannot be judged: see the note above" if by_chance and looks is None else said))
+    if not by_chance and not sentence and looks is None and rate.low <= 0 and rate.high > max(WIDE, 2 * rate.value):
         wide = f"the interval is wide: wrong {what} and unusual rows look alike to the models"
         console.print(wide, style="dim")
-    if not by_chance:
-        least = f"no {what[:-1]} stands out; the page shows the least certain rows"
+    if not by_chance and not sentence:
+        least = f"no {what[:-1]} is wrong with enough certainty to be flagged; the page shows the least certain rows"
         say(found.flag_summary if flagged else least)
         say(describe_workload(found))
     if flagged and found.regression:
@@ -146,10 +142,8 @@ def print_summary(found: Audit, folder: Path) -> None:
         for row in found.flagged.head(PAIRS).itertuples():
             table.add_row(str(row[1]), Text(f"{row.given} → {row.suggested}"), f"{row.p_error:.2f}")
         console.print(table)
-    elif flagged:
+    elif flagged and not sentence:
         console.print(_pairs(found))
-    if console.is_terminal and not by_chance:
-        console.print(picture(found))
     since = found.provenance.since
     if since is not None:
         say(
@@ -167,15 +161,30 @@ def print_summary(found: Audit, folder: Path) -> None:
         "predicted": f"{folder / 'predictions.csv'}{fill}" if len(found.predicted) else "",
         "also found": f"{summary(issues)}: {folder / 'issues.csv'}" if issues is not None and len(issues) else "",
         "act on that": next_step(issues, found.classes, quoted(folder)) if issues is not None and len(issues) else "",
-        "wrong units": f"{plural(slipped, 'value')}, by a factor of 10, 100 or 1,000: {apply} --units"
-        if slipped
-        else "",
+        "wrong units": f"{plural(slipped, 'value')}, by a factor of 10, 100 or 1,000: {apply} --units" * (slipped > 0),
         "then": apply if command(found) else "",
     }
     for name, line in lines.items():
         # There is nothing to do with labels at chance.
         if line and (name in ("also found", "act on that") or not by_chance):
             say(f"{name + ':':<13} {line}", wrap=False)
+
+
+def print_annotators(agreed: Any, folder: Path) -> None:
+    """Prints how good each annotator is, the worst first, and where the consensus is listed."""
+    votes = agreed.votes
+    table = plain_table("annotator", "votes", "share of right votes (90% interval)", padding=(0, 3, 0, 0))
+    for who, row in agreed.quality.sort_values("accuracy").head(SHOWN).iterrows():
+        right = f"{row['accuracy']:.0%} ({row['low']:.0%} to {row['high']:.0%})"
+        table.add_row(Text(str(who)), f"{int(row['votes']):,}", right)
+    if len(agreed.quality) > SHOWN:
+        table.add_row(Text(f"and {len(agreed.quality) - SHOWN} better annotators", style="dim"), "", "")
+    console.print(table)
+    changed = int(((agreed.label != votes.majority()) & (votes.counts.sum(1) > 0)).sum())
+    differs = f"the consensus differs from the majority for {changed:,} items"
+    say(f"{differs}; about {agreed.p_error().mean():.1%} of its labels should be wrong")
+    for what in ("consensus", "annotators", "label_again"):
+        say(f"{what.replace('_', ' ') + ':':<13} {folder / what}.csv", wrap=False)
 
 
 def describe_workload(found: Audit) -> str:
@@ -185,19 +194,6 @@ def describe_workload(found: Audit) -> str:
         for k, row in enumerate(found.workload.itertuples())
     ]
     return f"wrong {'values' if found.regression else 'labels'} to expect: {', '.join(parts)}"
-
-
-def picture(found: Audit) -> Table:
-    """A bar for each range of the probability of error; colored where labels are flagged."""
-    counts = [
-        int(((found.p_error >= low) & (found.p_error < high + (high == 1))).sum()) for high, low in pairwise(LEVELS)
-    ]
-    table = plain_table("probability of error", "labels", "", padding=(0, 2, 0, 0))
-    table.columns[1].justify = "right"
-    for (high, low), count in zip(pairwise(LEVELS), counts, strict=True):
-        style = "red" if high > found.threshold else "dim"
-        table.add_row(f"{low:g} to {high:g}", f"{count:,}", Text(bar(count / max(*counts, 1)), style=style))
-    return table
 
 
 def _pairs(found: Audit) -> Table:
@@ -342,7 +338,8 @@ def audit(
         fits = f"predictions agree with {agrees:.0%} of the labels"
         if found.regression:
             fits = f"the usual error is {agrees:.0%} smaller than that of the median"
-        say(f"judged    {how.folds} folds · by {views} · {fits} · {clock(time.perf_counter() - started)}")
+        if how.views:
+            say(f"judged    {how.folds} folds · by {views} · {fits} · {clock(time.perf_counter() - started)}")
         if how.hint:
             say(f"better features: {how.hint}", wrap=False)
         return found

@@ -10,15 +10,14 @@ import typer
 from rich.text import Text
 
 from compensate.auditing.api import audit as judge
-from compensate.auditing.labels.votes import TOP, Consensus, long_votes, vote_columns, wide_votes
+from compensate.auditing.labels.votes import TOP, long_votes, vote_columns, wide_votes
 from compensate.auditing.source import read
 from compensate.auditing.store import check_run_folder, write_run
 from compensate.cli import options as o
-from compensate.cli.terminal import console, plain_table, quoted, say, short
+from compensate.cli.audit import print_summary
+from compensate.cli.terminal import console, say, short
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
-
-SHOWN = 12  # annotators that are printed
 
 
 def consensus(
@@ -77,27 +76,4 @@ def consensus(
     write_run(found, folder, more=more)
     for note in found.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
-    assert found.data is not None
-    print_annotators(found.data.parts.consensus, folder)
-    page = f"compensate review {quoted(folder)}      or open {folder / 'report.html'}"
-    for what, said in {"review them": page, "then": f"compensate apply {quoted(folder)} -o labels.csv"}.items():
-        say(f"{what + ':':<13} {said}", wrap=False)
-
-
-def print_annotators(agreed: Consensus, folder: Path) -> None:
-    """Prints how good each annotator is, the worst first, and where the consensus is listed."""
-    votes = agreed.votes
-    table = plain_table("annotator", "votes", "share of right votes (90% interval)", padding=(0, 3, 0, 0))
-    for who, row in agreed.quality.sort_values("accuracy").head(SHOWN).iterrows():
-        right = f"{row['accuracy']:.0%} ({row['low']:.0%} to {row['high']:.0%})"
-        table.add_row(Text(str(who)), f"{int(row['votes']):,}", right)
-    if len(agreed.quality) > SHOWN:
-        table.add_row(Text(f"and {len(agreed.quality) - SHOWN} better annotators", style="dim"), "", "")
-    console.print(table)
-    changed = int(((agreed.label != votes.majority()) & (votes.counts.sum(1) > 0)).sum())
-    wrong = agreed.p_error().mean()
-    say(
-        f"the consensus differs from the majority for {changed:,} items; about {wrong:.1%} of its labels should be wrong"
-    )
-    for what in ("consensus", "annotators", "label_again"):
-        say(f"{what.replace('_', ' ') + ':':<13} {folder / what}.csv", wrap=False)
+    print_summary(found, folder)

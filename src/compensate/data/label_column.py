@@ -124,11 +124,8 @@ def decide_label(
             return LabelChoice(binary, "columns", unclear)
         return LabelChoice((), "unclear", unclear)
     if label is None:
-        others = [
-            n
-            for n in names
-            if n not in (column, *text_columns(text, names)) and n.strip().lower() not in (*ID_NAMES, "split")
-        ]
+        known = {column, *text_columns(text, names)}
+        others = [n for n in names if n not in known and n.strip().lower() not in (*ID_NAMES, "split")]
         if label_sign(column) is None:
             runners_up = [n for n in others if _few_values(frame, n)]
         elif label_sign(column) != 0:

@@ -85,15 +85,8 @@ class Comparison(list[Row]):
         markdown.insert(1, "|" + " --- |" * len(self.HEAD))
         rules = {"±": r"$\pm$", "%": r"\%", "_": r"\_"}
         latex = [" & ".join(re.sub("[±%_]", lambda m: rules[m[0]], cell) for cell in line) + r" \\" for line in lines]
-        latex = [
-            r"\begin{tabular}{lrrrr}",
-            r"\toprule",
-            latex[0],
-            r"\midrule",
-            *latex[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
+        above, below = [r"\begin{tabular}{lrrrr}", r"\toprule"], [r"\bottomrule", r"\end{tabular}"]
+        latex = [*above, latex[0], r"\midrule", *latex[1:], *below]
         for ending, text in ("csv", quoted.getvalue()), ("md", "\n".join(markdown)), ("tex", "\n".join(latex)):
             write_atomically(folder / f"comparison.{ending}", text.strip().encode() + b"\n")
 

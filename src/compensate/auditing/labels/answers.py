@@ -17,7 +17,7 @@ import pandas as pd
 from compensate.auditing.decisions import Correction
 from compensate.auditing.duplicates import find_pairs, partners
 from compensate.auditing.findings import Address, Findings, Provenance
-from compensate.auditing.issues import language
+from compensate.auditing.issues import language, summary
 from compensate.auditing.labels.base import Judging, LabelKind, Reader, Reading, check_given
 from compensate.auditing.write_back import open_labels
 from compensate.data.columns import is_chat, messages
@@ -94,6 +94,11 @@ class Answers(LabelKind):
         source = Source(kind="text", text=",".join([*columns[0], columns[1]]))
         return Dataset(x, np.zeros(len(x), np.int64), STATES, raw=frame, source=source, parts=cls(*columns))
 
+    @classmethod
+    def summary(cls, audit: Any) -> str:
+        found, issues = f"{int(audit.mask.sum()):,} of {len(audit):,} rows look useless", audit.found_issues
+        return found if issues is None or not len(issues) else f"{found} ({summary(issues)})"
+
     def describe(self, data: Dataset, name: Callable[[str], str] = str) -> str:
         return f'no label column: the answers in "{name(self.column)}" are checked by rules'
 
@@ -126,7 +131,7 @@ class Answers(LabelKind):
             log_odds=np.log(p / (1 - p)), p_error=p, evidence={}, noise_rate=Estimate(share, share, share), data=data,
             addresses=tuple(Address(row, None) for row in data.index.tolist()), provenance=Provenance(seed=judging.seed),
             notes=("The rows have no label. Rules look for empty, refused, truncated and repeated answers and for changes of language; "
-                   "a suspect is a row to drop. The stated probabilities are fixed numbers, and not estimates.",),
+                   "a suspect is a row to drop, and its probability a fixed number.",),
         )  # fmt: skip
 
     def issues(self, data: Dataset) -> list[tuple[str, int, float, str, int | None]]:

@@ -164,6 +164,11 @@ class LabelKind:
         return {name: [value(address.part) for address in addresses] for name, value in cls.part_columns}
 
     @classmethod
+    def summary(cls, audit: Any) -> str:
+        """A sentence about the findings of rules, which estimate no probability; empty for labels that are judged."""
+        return ""
+
+    @classmethod
     def groups(cls, audit: Findings) -> tuple[tuple[str, ...], Ints]:
         """Names, and (N,) numbers, of the groups that the page counts: by default the classes."""
         return audit.classes, audit.given

@@ -175,7 +175,7 @@ class Pairs(LabelKind):
     page = "pair"
     sides = ("first", "second")
     refused = {name: SEVERAL.format(name).replace("samples", "pairs") for name in ("model", "finetune")} | {
-        "decisions": "decisions about pairs cannot be used in another audit; apply them, and audit the corrected file.",
+        "decisions": "decisions about pairs cannot be used in another audit; apply them, and audit the corrected file."
     }
 
     @classmethod

@@ -240,7 +240,7 @@ def page_of(audit: Audit, sample: Ints | None = None) -> dict[str, Any]:
             p[place, listed.given[chosen]] = p[place, listed.suggested[chosen]] = -1
             most = np.argsort(-p, axis=1, kind="stable")[:, : max(min(KEYS, len(listed.classes) - 2), 0)]
             items["likely"] = [[listed.classes[c] for c in likely] for likely in most]
-    at = {i: k for k, i in enumerate(everything)}
+    at, summary = {i: k for k, i in enumerate(everything)}, audit.label_kind.summary(audit)
     for group in groups or ():
         group["drop"] = [at[i] for i in group["drop"]]
         group["lines"] = [[*line[:3], [at[i] for i in line[3]], line[4]] for line in group["lines"]]
@@ -253,9 +253,10 @@ def page_of(audit: Audit, sample: Ints | None = None) -> dict[str, Any]:
         "rows": len(audit),
         "allFlagged": len(flagged),
         "predictable": not audit.provenance.by_chance,
+        "summary": summary,
         "noise": [listed.noise_rate.value, listed.noise_rate.low, listed.noise_rate.high],
-        "precision": audit.expected_precision if len(flagged) else None,
-        "workload": audit.workload.to_numpy().tolist(),
+        "precision": audit.expected_precision if len(flagged) and not summary else None,
+        "workload": [] if summary else audit.workload.to_numpy().tolist(),
         "threshold": listed.threshold,
         "command": command(listed),
         "notes": notes,
@@ -272,11 +273,9 @@ def page_of(audit: Audit, sample: Ints | None = None) -> dict[str, Any]:
         "pairs": [(*pair, count) for pair, count in pairs.most_common()],
         "perClass": per_class,
         "evidence": {
-            "views": [[str(name), float(weight)] for name, weight in how.views.items()],
-            "agreement": how.agreement,
+            "views": [[str(name), float(weight)] for name, weight in how.views.items()], "agreement": how.agreement,
             "encoder": how.encoder + (", fine-tuned on these labels" if how.finetuned else ""),
-            "license": how.license,
-            "hint": how.hint,
+            "license": how.license, "hint": how.hint,
         },
         "values": values,
         "issues": groups,

@@ -10,14 +10,14 @@ function overview(open) {
 function hero(open) {
   if (!data.predictable) return heroOfChance(open);
   const [value, low, high] = data.noise;
-  const known = value !== null;
+  const known = value !== null && data.summary === "";
   return el(
     "div",
     { class: "hero" },
     el(
       "div",
       { class: "hero-number" },
-      el("h1", null, el("span", { class: "big" }, known ? percent(value) : "?"), " ", el("span", { class: "big-what" }, data.looks ? `of ${noun}s are wrong` : `of ${noun}s look wrong`)),
+      data.summary !== "" ? el("h1", { class: "finding" }, data.summary) : el("h1", null, el("span", { class: "big" }, known ? percent(value) : "?"), " ", el("span", { class: "big-what" }, data.looks ? `of ${noun}s are wrong` : `of ${noun}s look wrong`)),
       known && low !== null && high !== null && [
         el("p", { class: "between" }, "between ", el("b", null, percent(low)), " and ", el("b", null, percent(high)), ` of ${count(data.rows, noun)}`, data.looks ? lookedAt() : isOpen(low, high) && `. The range is wide: wrong ${noun}s and unusual rows look alike to the models.`),
         intervalPicture([value, low, high]),
