@@ -112,16 +112,6 @@ def test_a_broken_transfer_goes_on_where_it_stopped(tmp_path):
     assert server.asked == [None, "bytes=400000-", "bytes=700000-"]
 
 
-def test_a_later_run_goes_on_too(tmp_path):
-    with serve(breaks=[400_000]) as server, pytest.raises(InputError, match="could not be fetched"):
-        fetch(server.url, tmp_path / "f", SHA, attempts=1)
-    assert not (tmp_path / "f").exists()
-    assert (tmp_path / "f.part").read_bytes() == CONTENT[:400_000]
-    with serve() as server:
-        assert fetch(server.url, tmp_path / "f", SHA).read_bytes() == CONTENT
-    assert server.asked == ["bytes=400000-"]
-
-
 @pytest.mark.parametrize("part", [CONTENT, CONTENT + b"more", b"of another version" * 100, b""])
 def test_a_complete_too_long_or_foreign_part_and_a_length_that_is_no_number(tmp_path, part):
     (tmp_path / "f.part").write_bytes(part)
@@ -187,16 +177,3 @@ def test_a_named_set_is_fetched_into_the_folder_and_found_there(tmp_path, monkey
         assert len(read_source("sst2").train) == 2
     assert len(server.asked) == 1
     assert names(tmp_path) == ["SST-2.zip"]
-
-
-def test_offline_says_which_file_to_put_where(tmp_path, monkeypatch):
-    with serve() as server:
-        gone = server.url
-    known, file = sources.SOURCES["cifar10"], File(gone, SHA, "cifar-10-binary.tar.gz")
-    monkeypatch.setitem(sources.SOURCES, "cifar10", Source(known.read, known.places, (file,), known.holds))
-    with pytest.raises(InputError) as caught:
-        read_source("cifar10", tmp_path)
-    for part in (gone, str(tmp_path / file.name), "cifar-10-batches-py", "COMPENSATE_DATA", "--data-dir"):
-        assert part in str(caught.value)
-    with pytest.raises(InputError, match=r"cifar10 is not in .*Put it there yourself"):
-        read_source("cifar10", tmp_path, download=False)
