@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import io
 import threading
-import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,8 +12,7 @@ import numpy as np
 import pytest
 
 from compensate.errors import InputError
-from experiments.data import sources
-from experiments.data.sources import File, Source, fetch, read_source
+from experiments.data.sources import fetch
 
 CONTENT = np.random.default_rng(0).bytes(1_000_000)
 SHA = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -138,13 +134,6 @@ def test_server_errors(tmp_path, status, tries):
     assert not (tmp_path / "f").exists()
 
 
-def test_several_at_once_fetch_once(tmp_path):
-    with serve() as server, ThreadPoolExecutor(4) as pool:
-        paths = pool.map(lambda _: fetch(server.url, tmp_path / "f", SHA), range(4))
-        assert [path.read_bytes() == CONTENT for path in paths] == [True] * 4
-    assert len(server.asked) == 1
-
-
 def test_only_the_web_is_fetched_from(tmp_path):
     for url in ("file:///etc/passwd", "http://example.org/f", "ftp://example.org/f", "http://127.0.0.1.example.org/f"):
         with pytest.raises(InputError, match="is not an https address"):
@@ -160,20 +149,3 @@ def test_a_redirect_to_an_unsafe_address_is_refused(tmp_path):
     ):
         fetch(server.url, tmp_path / "f")
     assert not (tmp_path / "f").exists()
-
-
-def test_a_named_set_is_fetched_into_the_folder_and_found_there(tmp_path, monkeypatch):
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as out:
-        for name in ("train.tsv", "dev.tsv"):
-            out.writestr(f"SST-2/{name}", b"a fine film\t1\nawful\t0\n")
-    content = packed.getvalue()
-    with serve(content=content) as server:
-        file = File(server.url, "sha256:" + hashlib.sha256(content).hexdigest(), "SST-2.zip")
-        known = sources.SOURCES["sst2"]
-        monkeypatch.setitem(sources.SOURCES, "sst2", Source(known.read, known.places, (file,), known.holds))
-        monkeypatch.setenv("COMPENSATE_DATA", str(tmp_path))
-        assert len(read_source("sst2").train) == 2
-        assert len(read_source("sst2").train) == 2
-    assert len(server.asked) == 1
-    assert names(tmp_path) == ["SST-2.zip"]

@@ -149,15 +149,6 @@ def test_arrays_survive_the_restricted_reader(dtype, order):
         assert got["n"] == [4, None, (1.5, True)]
 
 
-def test_a_pickle_that_multiplies_stays_small():
-    bomb: list = ["x"]
-    for _ in range(60):
-        bomb = [bomb, bomb]
-    got = load_arrays(pickle.dumps(bomb), "x")
-    assert got[0] is got[1]
-    assert got[0][0] is got[0][1]
-
-
 # idx ------------------------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from compensate.auditing.result import Audit
 from compensate.cli import main
 from compensate.data.dataset import Estimate, Source
 from compensate.data.load import digits
-from compensate.training import Config, Run, checkpoint, comparison, fit, run, workers
+from compensate.training import Config, Run, checkpoint, comparison, fit, workers
 from compensate.training.run import locked
 from processes import start
 
@@ -269,16 +269,6 @@ def test_a_lock_is_of_one_at_a_time_and_ends_with_an_error(tmp_path):
     with locked(tmp_path):
         assert json.loads((tmp_path / "process.json").read_text())["pid"] == os.getpid()
     assert not (tmp_path / "process.json").exists()
-
-
-def test_a_disk_without_locks_is_trained_on(tmp_path, monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
-        raise NotImplementedError("no locks")
-
-    monkeypatch.setattr(run.FileLock, "acquire", refuse)
-    with locked(tmp_path), locked(tmp_path):  # nothing is locked, so a second process is not refused
-        (tmp_path / "trained").touch()
-    assert (tmp_path / "trained").exists()
 
 
 # damaged checkpoints
