@@ -29,6 +29,7 @@ from compensate.data import (
     tables,
 )
 from compensate.data.labels import encode_labels
+from compensate.data.load import is_hub
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
 
@@ -286,6 +287,21 @@ def test_hub_texts():
         load({"all": part})
 
 
+def test_the_name_of_a_hub_data_set_is_read_where_no_such_path_exists(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    part = datasets.Dataset.from_dict({"text": ["a fine film", "a dull film"] * 3, "label": ["good", "bad"] * 3})
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: asked.append(name) or {"train": part})
+    monkeypatch.chdir(tmp_path)
+    assert load("someone/films").train.classes == ("bad", "good")
+    assert asked == ["someone/films"]
+    assert all(map(is_hub, (part, {"train": part})))
+    assert not any(map(is_hub, ({}, {"train": [1]}, part.to_pandas())))
+    (tmp_path / "someone").mkdir()
+    with pytest.raises(InputError, match="does not exist"):
+        load("someone/films")
+
+
 # Names and paths
 @pytest.mark.parametrize(("data", "hint"), [("digit", 'did you mean "digits"'), ([1, 2], "load was given a list")])
 def test_unknown_names_and_kinds(data, hint):
@@ -494,6 +510,11 @@ def test_several_annotators_and_suggestions_of_an_export_are_columns(tmp_path):
     assert one == said | dict.fromkeys(("queue label model", "queue label model confidence"))
     assert (two["queue annotator 1"], two["queue annotator 2"]) == ("b", None), "a cancelled annotation is none"
     assert (two["queue label model"], two["queue label model confidence"]) == ("b", 0.7)
+    value = {"start": 0, "end": 3, "text": "one", "labels": ["PER"]}
+    tasks[0]["annotations"][0]["result"] = [{"from_name": "name", "type": "labels", "value": value}]
+    path.write_text(json.dumps(tasks))
+    with pytest.raises(InputError, match=r"spans of texts.*CONLL2003"):
+        read_frame(path)
     for text in ('[{"a": 1}, 2]', '[{"a": 1}', '{"a": [', "[1]"):
         path.write_text(text)
         with pytest.raises(InputError, match=r"cannot be read: .* Expected one JSON object on each line, or a list"):

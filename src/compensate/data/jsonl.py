@@ -155,6 +155,9 @@ def _fields_and_answers(text: str, row: dict[str, Member]) -> tuple[list[Member]
                     continue
                 for result in map(by_key, inside(one, "result")):
                     chosen = {m.key: m for m in inside(result, "value")}
+                    if "labels" in chosen:
+                        problem = "the annotations of this export are spans of texts, and are not read from JSON"
+                        raise InputError(f"{problem}. Export the project as CONLL2003, and audit that .conll file.")
                     listed = inside(chosen, "choices")
                     answer = listed[0] if len(listed) == 1 else chosen.get("choices") or chosen.get("rating")
                     if answer is not None and "from_name" in result:

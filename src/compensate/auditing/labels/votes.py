@@ -80,7 +80,8 @@ class Votes(Classes):
     @classmethod
     def read(cls, data: Any, labels: Any, options: Mapping[str, Any], other: Reader) -> Dataset:
         named = any(options.get(name) is not None for name in ("label", "task"))
-        if labels is not None or named or not named_like_votes(table_names(data)):
+        names = [] if labels is not None or named else table_names(data)
+        if not named_like_votes(names) and not {"annotations", "responses"} & {*names}:  # of tables and of exports
             return other(data, labels, options)
         frame = read_pairs(data, options.get("encoding") or "utf-8", options.get("delimiter"))
         voters, stated = vote_columns(frame)
