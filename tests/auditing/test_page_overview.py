@@ -178,5 +178,5 @@ def test_no_quantity_stands_out_in_its_own_words(open_page: Callable[..., Any]) 
 def test_the_page_says_how_many_errors_to_expect(open_page) -> None:
     tab = open_page(small(workload=[[50, 47.2, 30.0, 50.0], [1000, 612.0, 90.0, 930.0]]), "overview")
     said = tab.inner_text(".hero-next")
-    assert "about 47 in the first 50 (30 to 50)" in said
-    assert "about 612 in the first 1,000 (90 to 930)" in said
+    assert "the first 50: about 47 errors (30 to 50)" in said
+    assert "the first 1,000: about 612 errors (90 to 930)" in said
