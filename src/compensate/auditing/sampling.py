@@ -28,7 +28,9 @@ from compensate.files import write_atomically
 SAMPLE = "sample.json"
 """The file of a run that holds its sample."""
 
-LOOKS = (60, 100, 200)  # fewest, default and most labels of a sample
+LOOKS = (60, 100, 200)
+"""The numbers of looks after which the share is stated. An interval that is read after every answer, to stop at will, holds less often than it says."""
+
 STRATA = 8
 EVEN = 0.6
 """The share of looks that is spread evenly over all labels; the others go where the audit is unsure."""
@@ -64,7 +66,7 @@ class Sample:
         return Looks(answers, *shares)
 
     def answers(self, decisions: Iterable[Correction]) -> list[bool | None]:
-        """The answers in decisions, up to the first drawn label without one."""
+        """The answers in decisions without the given label in view, up to the first drawn label that lacks one."""
         made, found = {c.index: c for c in decisions}, []
         for row in self.index.tolist():
             if row not in made:
@@ -72,6 +74,12 @@ class Sample:
             c = made[row]
             found.append(None if c.decision in CANNOT else c.decision == "wrong" or c.changes)
         return found
+
+    def looked(self, decisions: Iterable[Correction]) -> Looks:
+        """The result at the last number of `LOOKS` that the answers reach, or of the whole sample."""
+        answers = self.answers(decisions)
+        stops = [n for n in (*LOOKS, len(self.index)) if n <= len(answers)]
+        return self.estimate(answers[: max(stops)]) if stops else Looks(tuple(answers))
 
     def save(self, folder: Path) -> None:
         """Writes the sample to the folder of a run."""
@@ -121,7 +129,7 @@ def describe_looks(stored: Mapping[str, Any]) -> str:
     """
     looks, wrong, unclear = f"{stored['looks']:,} labels looked at", stored["wrong"], stored["unclear"]
     if wrong is None:
-        return f"{looks}: too few for an estimate"
+        return f"{looks}; the share is stated after {', '.join(map(str, LOOKS[:-1]))} and {LOOKS[-1]}"
     text = f"{looks}: {wrong[0]:.1%} are wrong ({wrong[1]:.1%} to {wrong[2]:.1%})"
     return text + (
         f", {unclear[0]:.1%} cannot be judged ({unclear[1]:.1%} to {unclear[2]:.1%})" if stored["cannot"] else ""

@@ -38,7 +38,7 @@ def review(
         bool, o.option("Look at a random sample, and learn how many labels are wrong.", "--estimate")
     ] = False,
     looks: Annotated[
-        int, typer.Option(help="Labels to look at with --estimate, 60 to 200. You may stop earlier.")
+        int, typer.Option(help="Labels to look at with --estimate: 60, 100 or 200. More can be added later.")
     ] = LOOKS[1],
 ) -> None:
     """Open the review page, and save decisions as they are made.
@@ -46,11 +46,11 @@ def review(
     **Example:** `compensate review runs/reviews-3f2a`, then `compensate apply runs/reviews-3f2a`
 
     The page is served on this machine alone, under an address with a random token. Ctrl-C ends it. With --estimate, the page shows random
-    labels without the given one; the share of wrong labels and all probabilities of error then follow your answers.
+    labels without the given one; after 60, 100 and 200 answers it states the share of wrong labels. Ctrl-C writes it into the run.
     """
     seconds = _seconds(idle)
     check(port is None or 0 < port < 65536, "a number from 1 to 65535, such as 8000", **{"--port": port})
-    check(LOOKS[0] <= looks <= LOOKS[2], f"a number from {LOOKS[0]} to {LOOKS[2]}", **{"--looks": looks})
+    check(looks in LOOKS, "60, 100 or 200", **{"--looks": looks})
     o.check_path(run)
     if not (run / "report.html").is_file():
         raise InputError(f"{run} holds no report.html; expected the folder of a run that `compensate audit` wrote.")
