@@ -297,8 +297,8 @@ class Event:
     how: str = ""  # `BLIND`, `BULK`, or empty for a label that was reviewed by itself
 
     def line(self) -> bytes:
-        head = {"time": self.time, "tab": self.tab, "how": self.how}
-        text = json.dumps({**head, **asdict(self.made)}, ensure_ascii=False)
+        values = {"time": self.time, "tab": self.tab, "how": self.how, **asdict(self.made)}
+        text = json.dumps(values, ensure_ascii=False)
         return text.encode("utf-8", "surrogatepass") + b"\n"
 
     @staticmethod
@@ -323,9 +323,7 @@ class Journal:
         self._lock = threading.Lock()
         corrections = read_corrections(folder / CORRECTIONS) if (folder / CORRECTIONS).is_file() else ()
         self.latest = {c.index: Event(c, 0, CORRECTIONS) for c in corrections}
-        self.blind: dict[
-            int, Event
-        ] = {}  # the latest of those with this mark; later decisions with the label in view leave them
+        self.blind = dict[int, Event]()  # the latest with this mark; later decisions with the label in view leave them
         self.events: list[Event] = []
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.is_file() else []  # the last may be incomplete
         for number, line in enumerate(lines, 1):
@@ -358,8 +356,7 @@ class Journal:
     @property
     def answers(self) -> tuple[Correction, ...]:
         """The decisions that were made without seeing the given label."""
-        with self._lock:
-            return tuple(event.made for event in self.blind.values() if event.made.decision)
+        return tuple(event.made for event in list(self.blind.values()) if event.made.decision)
 
     def since(self, version: int, blind: bool = False) -> Sequence[Event]:
         """The latest events, or blind ones, of the rows with events after a version; the first version has those of ``corrections.csv`` too."""

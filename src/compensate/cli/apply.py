@@ -189,21 +189,18 @@ def export(
     if out.exists() and not force:
         raise InputError(f"{out} is there already; name another file, or overwrite it with --force.")
     found = reopen(run)
-    report: dict[str, Any] = {"path": out, "tool": to}
     if to == "cleanlab":
         issues = found.to_cleanlab()["issues"]
         write_csv(out, issues.reset_index(names="row"))
-        report |= {"rows": len(issues), "issues": int(issues["is_label_issue"].sum())}
-        say(f"{out}: {len(issues):,} rows, {report['issues']:,} label issues")
+        say(f"{out}: {len(issues):,} rows, {int(issues['is_label_issue'].sum()):,} label issues")
     else:
         writers = {"label-studio": found.to_label_studio, "fiftyone": found.to_fiftyone, "argilla": found.to_argilla}
         records = writers[to](everything=everything or to == "fiftyone", images=images)
         write_atomically(out, json.dumps(records, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
-        report["records"] = len(records)
         say(f"{out}: {len(records):,} records for {to}")
     if to == "label-studio":
-        report["interface"] = out.with_suffix(".xml")
-        write_atomically(report["interface"], exchange.label_studio_config(found).encode("utf-8", "replace"))
-        say(f"{report['interface']}: the labeling interface of the project")
+        place = out.with_suffix(".xml")
+        write_atomically(place, exchange.label_studio_config(found).encode("utf-8", "replace"))
+        say(f"{place}: the labeling interface of the project")
     if json_:
-        print_json(report)
+        print_json({"path": out, "tool": to, "rows": len(issues if to == "cleanlab" else records)})

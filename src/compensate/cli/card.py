@@ -53,16 +53,14 @@ def card(
     head, begin, rest = before.partition(BEGIN)
     if begin and END not in rest:
         raise InputError(f'{out} has the line "{BEGIN}" without "{END}". Remove the first, or restore the last.')
-    tail = rest.partition(END)[2] if begin else "\n"
     end = "\r\n" if "\r\n" in before else "\n"
-    text = (head if begin else head.rstrip() + end * 2) + f"{BEGIN}\n{section}\n{END}{tail}".replace(
-        "\r\n", "\n"
-    ).replace("\n", end)
+    head, tail = (head, rest.partition(END)[2]) if begin else (head.rstrip() + 2 * end, end)
+    text = head + f"{BEGIN}\n{section}\n{END}".replace("\n", end) + tail
     if out is not None:
         write_atomically(out, text.encode())
         say(f"card: {out}", wrap=False)
     if json_:
-        print_json({"card": out, **found.figures, "decisions": counts})
+        print_json({"card": out, **found.figures, "decided": counts[0], "decisions": counts[1]})
     elif out is None:
         typer.echo(text)
 
@@ -76,18 +74,18 @@ def front_matter(found: Audit) -> str:
     return "\n".join(("---", *lines, "---", "", f"# {_plain(found.title)}", ""))
 
 
-def count_decisions(journal: Journal) -> dict[str, int]:
+def count_decisions(journal: Journal) -> tuple[dict[str, int], dict[str, int]]:
     """The number of decisions by the way they were made, and by their effect."""
     latest = [event for event in journal.latest.values() if event.made.decision]
-    imported = sum(event.tab == CORRECTIONS for event in latest)
-    bulk = sum(event.how == BULK for event in latest)
+    imported, bulk = (sum(event.tab == CORRECTIONS for event in latest), sum(event.how == BULK for event in latest))
     made = Counter(event.made.decision for event in latest)
-    changed = sum(event.made.changes for event in latest)
-    ways = {"reviewed": len(latest) - imported - bulk, "in bulk": bulk, "imported": imported}
-    return ways | {"changed": changed, "dropped": made["drop"], "unclear": made["unclear"], "wrong": made["wrong"]}
+    ways = {"one at a time": len(latest) - imported - bulk, "in bulk": bulk, "in an earlier audit or a file": imported}
+    names = {"drop": "dropped", "unclear": "marked as unclear", "wrong": "known to be wrong and not corrected"}
+    effects = {"changed": sum(event.made.changes for event in latest)}
+    return ways, effects | {said: made[name] for name, said in names.items()}
 
 
-def describe_labels(found: Audit, counts: Mapping[str, int], reviewers: int | None = None) -> str:
+def describe_labels(found: Audit, counts: tuple[Mapping[str, int], ...], reviewers: int | None = None) -> str:
     """The section on labels: what was audited and how, the share of wrong labels, the review, the corrections and the limits."""
     how, rate = found.provenance, found.noise_rate
     share = f"about {rate.value:.1%} of the labels look wrong (90 % interval: {rate.low:.1%} to {rate.high:.1%})"
@@ -95,32 +93,21 @@ def describe_labels(found: Audit, counts: Mapping[str, int], reviewers: int | No
         share = f"{describe_looks(how.looks)}; 95 % interval, from a random sample that a person looked at"
     elif how.by_chance:
         share = "unknown: the labels cannot be predicted from the samples better than by chance"
-    people = (
-        "an unknown number of people" if reviewers is None else plural(reviewers, "person").replace("persons", "people")
-    )
-    reviewed = [
-        f"{plural(counts['reviewed'], 'label')} one at a time by {people}" * (counts["reviewed"] > 0),
-        f"{counts['in bulk']:,} decided in bulk, which are not all looked at" * (counts["in bulk"] > 0),
-        f"{counts['imported']:,} decided in an earlier audit or a file" * (counts["imported"] > 0),
-    ]
-    after = [
-        f"{plural(counts['changed'], 'label')} changed", f"{plural(counts['dropped'], 'row')} dropped",
-        f"{counts['unclear']:,} marked as unclear", f"{counts['wrong']:,} known to be wrong and not corrected",
-    ]  # fmt: skip
+    people = "1 person" if reviewers == 1 else f"{reviewers or 'an unknown number of'} people"
+    ways, effects = (", ".join(f"{n:,} {what}" for what, n in counted.items() if n) for counted in counts)
     facts = {
         "Audited": f"{plural(how.rows or len(found), 'label')} of {_plain(found.title)} ({found.source_digest or 'no digest'})",
         "Classes": ", ".join(map(_plain, found.classes[:20])) + (", ..." if len(found.classes) > 20 else ""),
         "Method": f"compensate {__version__}; each label judged by models that did not train on it" + f"; encoder {how.encoder}" * bool(how.encoder),
         "Wrong labels": share,
         "Flagged": found.flag_summary,
-        "Reviewed": "; ".join(filter(None, reviewed)) or "nothing",
-        "Decisions": ", ".join(after) if any(reviewed) else "none",
+        "Decided": f"{ways}, by {people}" if ways else "nothing",
+        "Decisions": effects or "none",
     }  # fmt: skip
     limits = [text for name, text in LIMITS.items() if name == "flags" or how.looks is None]
     lines = [f"- **{name}**: {text}" for name, text in facts.items() if text]
-    return "\n".join(
-        ("## Labels", "", *lines, "", "Known limits:", "", *(f"- {_plain(t)}" for t in (*limits, *found.notes)))
-    )
+    lines += ["", "Known limits:", "", *(f"- {_plain(text)}" for text in (*limits, *found.notes))]
+    return "\n".join(("## Labels", "", *lines))
 
 
 def _plain(text: object) -> str:

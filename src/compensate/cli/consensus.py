@@ -115,16 +115,7 @@ def consensus(
         say(f"{what + ':':<13} {said}", wrap=False)
     if json_:
         quality = agreed.quality.reset_index().to_dict("records")
-        print_json(
-            {
-                "run": folder,
-                "items": votes.items,
-                "votes": len(votes.label),
-                "changed": changed,
-                "wrong": wrong,
-                "annotators": quality,
-            }
-        )
+        print_json({"run": folder, "items": votes.items, "changed": changed, "wrong": wrong, "annotators": quality})
 
 
 def as_label_table(found: Audit, votes: Votes, items: pd.DataFrame, path: Path, title: str) -> tuple[Audit, bytes]:
