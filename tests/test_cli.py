@@ -19,7 +19,6 @@ import typer.main
 from typer.testing import CliRunner
 
 from compensate.cli import COMMANDS, app, main
-from compensate.cli.terminal import console
 from compensate.errors import InputError
 from compensate.training import Run
 from processes import start
@@ -89,19 +88,6 @@ def test_json_is_alone_on_standard_output(tmp_path, monkeypatch):
     options = ("--methods", "base", "--seeds", "1", *SMALL, "--workers", "1", "--out", "c")
     assert report("compare", "digits", *options)[0]["table"][0]["method"] == "base"
     assert "logcomp" in CliRunner().invoke(app, ["methods"]).stdout, "the next command writes to standard output again"
-
-
-@pytest.mark.usefixtures("small_learners")
-def test_a_terminal_gets_bars_and_a_pipe_none(tmp_path, monkeypatch):
-    messages(tmp_path / "m.csv", topic=[*"bcabca", *"abc" * 18])
-    command = ["audit", str(tmp_path / "m.csv"), "--encoder", "none", "--out", str(tmp_path / "run")]
-    assert "0.9 to 1" not in output(*command)
-    monkeypatch.setattr(console, "_force_terminal", True)
-    said = output(*command)
-    counts = [int(n) for n in re.findall(r"0\.\d to [\d.]+ +(\d+)", said)]
-    p = pd.read_csv(tmp_path / "run" / "suspects.csv")["p_error"]
-    assert counts == [int(n) for n in np.histogram(p, [0.1, 0.3, 0.5, 0.7, 0.9, 1.0])[0][::-1]]
-    assert sum(counts) > 0
 
 
 def assert_told(code: object, stderr: str, said: str) -> None:
@@ -312,16 +298,6 @@ def messages(path: Path, **more: list[str]) -> Path:
     table.loc[[4, 9], "topic"] = ""
     table.assign(**more).to_csv(path, index=False)
     return path
-
-
-BRIEF = ["--epochs", "1", "--set", "model_options.hidden=8", "--set", "test=0.25"]
-
-
-def test_test_rows_without_a_label_are_left_out(tmp_path):
-    path = messages(tmp_path / "m.csv", split=["test"] * 20 + ["train"] * 40)
-    lines = output("train", str(path), *BRIEF, "--out", str(tmp_path / "run")).splitlines()
-    assert "36 samples to train, 4 to validate, 18 to test, 2 without a label left out" in lines[0]
-    assert lines[1] == "test labels come from the test part of the data"
 
 
 def test_a_file_that_was_changed_is_trained_on_anew(tmp_path, monkeypatch):

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from compensate.auditing.content import digest_text
@@ -26,7 +25,7 @@ from compensate.auditing.write_back import csv_bytes, guard, same_label, unguard
 from compensate.data.dataset import UNLABELED, Dataset, Ints
 from compensate.data.tables import read_frame
 from compensate.errors import InputError, nearest
-from compensate.files import write_atomically, writing
+from compensate.files import exclusive, write_atomically, writing
 
 COLUMNS = ("index", "given", "decision", "label", "row", "source", "part")
 """Of ``corrections.csv``; the last three may be missing."""
@@ -403,24 +402,12 @@ def run_decisions(folder: Path) -> tuple[Correction, ...]:
 @contextmanager
 def reviewing(folder: Path) -> Iterator[None]:
     """Keeps other processes from reviewing or replacing a run; raises if one already does."""
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(blocking=False)
-    except NotImplementedError:  # the file system has no locks
-        yield
-        return
-    except Timeout:
-        raise InputError(
-            f"{folder} is being reviewed by another process. Use its page, or end it with Ctrl-C first."
-        ) from None
-    except OSError as error:
-        with writing(folder):
-            raise error
-    try:
-        yield
-    finally:
-        (folder / LOCK).unlink(missing_ok=True)
-        lock.release()
+    busy = f"{folder} is being reviewed by another process. Use its page, or end it with Ctrl-C first."
+    with exclusive(folder / LOCK, lambda: busy):
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 def _short(value: Any) -> str:

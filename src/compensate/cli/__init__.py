@@ -33,7 +33,7 @@ COMMANDS = {
 }
 """Each command with the first sentence of its help, in the order of the help."""
 
-MODULES = {"export": "apply", "tune": "compare", "demo": "compare", "methods": "train"}
+MODULES = {"export": "apply", "tune": "compare", "demo": "compare"}
 """The modules of commands; others are in the module of their name."""
 
 PANELS = {
