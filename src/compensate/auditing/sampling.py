@@ -145,7 +145,7 @@ def draw(p_error: Floats, index: Ints, seed: int = 0) -> Sample:
     return Sample(index[order[place[drawn]]], number[place[drawn]], sizes)
 
 
-def stratified_share(found: Floats, seen: Ints, sizes: Ints) -> Estimate:
+def stratified_share(found: Floats | Ints, seen: Ints, sizes: Ints) -> Estimate:
     """The share of labels of a kind in all strata together, with an interval.
 
     The interval holds the shares that a likelihood ratio test does not reject: the likelihood of the counts is maximized over the shares of
