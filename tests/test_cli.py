@@ -92,6 +92,8 @@ def test_json_is_alone_on_standard_output(tmp_path, monkeypatch):
     applied, said = report("apply", "run", "--accept", "0.0", "--out", "fixed.csv")
     assert applied["changed"] == len(suspects)
     assert "changed" in said
+    assert report("export", "run", "--to", "cleanlab", "--out", "issues.csv")[0]["rows"] == len(suspects)
+    assert report("card", "run")[0]["decisions"]["changed"] == 0
     assert report("check", "fixed.csv", "--against", "run")[0]["files"][0]["rows"] == len(pd.read_csv("fixed.csv"))
     assert [row["name"] for row in report("methods", "LogComp")[0]["methods"]] == ["logcomp"]
     options = ("--methods", "base", "--seeds", "1", *SMALL, "--workers", "1", "--out", "c")
