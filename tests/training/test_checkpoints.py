@@ -110,11 +110,6 @@ def test_a_head_that_is_json_and_no_checkpoint_is_passed_over(tmp_path, head):
     assert checkpoint.latest(tmp_path) == {"n": 17}
 
 
-def test_what_is_no_value_is_refused_by_its_place(tmp_path):
-    with pytest.raises(InputError, match="cannot hold a set"):
-        checkpoint.save_checkpoint(tmp_path, 1, {"a": [{1, 2}]})
-
-
 # Resume after kill
 KILLS = int(os.environ.get("COMPENSATE_KILLS", "6"))
 
