@@ -61,6 +61,17 @@ def test_methods_are_listed_and_each_has_a_page():
     assert "Algorithm 1" in page
 
 
+@pytest.mark.parametrize(("words", "expected"), [("aud", "audit"), ("audit --labels-c", "--labels-columns")])
+def test_shells_complete_commands_and_their_options(words, expected):
+    env = {
+        "_COMPENSATE_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"compensate {words}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    done = CliRunner(env=env).invoke(app, [], prog_name="compensate")
+    assert done.stdout.split() == [expected]
+
+
 @pytest.mark.usefixtures("small_learners")
 def test_json_is_alone_on_standard_output(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -81,6 +92,8 @@ def test_json_is_alone_on_standard_output(tmp_path, monkeypatch):
     applied, said = report("apply", "run", "--accept", "0.0", "--out", "fixed.csv")
     assert applied["changed"] == len(suspects)
     assert "changed" in said
+    assert report("export", "run", "--to", "cleanlab", "--out", "issues.csv")[0]["rows"] == len(suspects)
+    assert report("card", "run")[0]["decisions"]["changed"] == 0
     assert report("check", "fixed.csv", "--against", "run")[0]["files"][0]["rows"] == len(pd.read_csv("fixed.csv"))
     assert [row["name"] for row in report("methods", "LogComp")[0]["methods"]] == ["logcomp"]
     options = ("--methods", "base", "--seeds", "1", *SMALL, "--workers", "1", "--out", "c")

@@ -31,14 +31,9 @@ __all__ = [
 
 _PACKAGES = ("auditing", "data", "encoders", "estimators", "integrations", "methods", "models", "terms", "training")
 _HOMES = {
-    "METHODS": "methods",
-    "Audit": "auditing.result",
-    "Compensated": "core.criterion",
-    "audit": "auditing.api",
-    "compose": "methods.composition",
-    "meta_step": "terms.meta",
-    "swap": "methods.composition",
-}
+    "METHODS": "methods", "Audit": "auditing.result", "Compensated": "core.criterion", "audit": "auditing.api",
+    "compose": "methods.composition", "meta_step": "terms.meta", "swap": "methods.composition",
+}  # fmt: skip
 """The module of each public name. Everything is imported when it is first used: PyTorch takes seconds, and the command line
 has answers that need none of it."""
 

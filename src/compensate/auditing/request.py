@@ -8,17 +8,16 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from compensate.auditing.api import audit, audit_probabilities
+from compensate.auditing.api import audit_probabilities
 from compensate.auditing.chunks import FinishedStages, open_chunks
 from compensate.auditing.content import digest_file
-from compensate.auditing.decisions import LOCK, Correction, find_rows, run_decisions
+from compensate.auditing.decisions import LOCK, Correction, Journal, find_rows, run_decisions
 from compensate.auditing.features import make_views, unused_encoder
 from compensate.auditing.issues import find_issues
 from compensate.auditing.labels import labels_of
@@ -81,8 +80,8 @@ class AuditRequest:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of `compensate.audit`."""
-        known = {*signature(audit).parameters} - {"data", "labels", "features", "options"}
-        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name in known}
+        others = {"data", "labels", "features", "probs", "data_dir", "options", "only", "test", "flag_precision", "budget"}  # fmt: skip
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
         return settings | {"seed": self.seed or 0}
 
     @property
@@ -190,13 +189,14 @@ def run_audit(
         stages = folder.with_name(f".{folder.name}.{name.rpartition('-')[2]}.training")
         keeps_stages = request.model is not None or request.finetune or request.in_chunks
         if request.probs is not None:
-            p, title = read_array(request.probs), source.title
-            if request.labels is not None:
-                cells = read_labels(request.labels, request.options.get("labels_key")).cells
-                audit = audit_probabilities(p, cells, title=title)
-            else:
-                audit = audit_probabilities(p, data.target, classes=list(data.classes), title=title, data=data)
-            audit = replace(audit, notes=(*audit.notes, *unused_encoder(request.encoder, "probabilities")))
+            key, encoder = request.options.get("labels_key"), request.encoder
+            audit = audit_probabilities(
+                read_array(request.probs), read_labels(request.labels, key).cells if request.labels else data.target,
+                classes=None if data is None else list(data.classes), title=source.title, data=data,
+                encoder=encoder, describe=request.describe, opinion=request.opinion,
+            )  # fmt: skip
+            unused = unused_encoder(encoder, "probabilities") if request.describe is None else ()
+            audit = replace(audit, notes=(*audit.notes, *unused))
         else:
             audit = judge(data, run_folder=stages if keeps_stages else None, **request.settings, **decisions)
             # Issues concern whole samples, and all samples have to be in memory.
@@ -231,8 +231,8 @@ def with_looks(audit: Audit, folder: Path) -> Audit:
     sample = Sample.load(folder)
     if sample is None or sample.sizes.sum() != len(audit) or audit.listed is not None:
         return audit
-    answers = sample.answers(run_decisions(folder))
-    return audit if sample.estimate(answers).wrong is None else audit.estimate(sample, answers)
+    looks = sample.looked(Journal(folder).answers)
+    return audit if looks.wrong is None else audit.estimate(sample, looks.answers)
 
 
 def rewrite_with_looks(audit: Audit, folder: Path) -> Audit:

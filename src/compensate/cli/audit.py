@@ -172,7 +172,6 @@ def print_summary(found: Audit, folder: Path) -> None:
 
 def print_annotators(agreed: Any, folder: Path) -> None:
     """Prints how good each annotator is, the worst first, and where the consensus is listed."""
-    votes = agreed.votes
     table = plain_table("annotator", "votes", "share of right votes (90% interval)", padding=(0, 3, 0, 0))
     for who, row in agreed.quality.sort_values("accuracy").head(SHOWN).iterrows():
         right = f"{row['accuracy']:.0%} ({row['low']:.0%} to {row['high']:.0%})"
@@ -180,8 +179,7 @@ def print_annotators(agreed: Any, folder: Path) -> None:
     if len(agreed.quality) > SHOWN:
         table.add_row(Text(f"and {len(agreed.quality) - SHOWN} better annotators", style="dim"), "", "")
     console.print(table)
-    changed = int(((agreed.label != votes.majority()) & (votes.counts.sum(1) > 0)).sum())
-    differs = f"the consensus differs from the majority for {changed:,} items"
+    differs = f"the consensus differs from the majority for {agreed.changed:,} items"
     say(f"{differs}; about {agreed.p_error().mean():.1%} of its labels should be wrong")
     for what in ("consensus", "annotators", "label_again"):
         say(f"{what.replace('_', ' ') + ':':<13} {folder / what}.csv", wrap=False)
@@ -189,11 +187,13 @@ def print_annotators(agreed: Any, folder: Path) -> None:
 
 def describe_workload(found: Audit) -> str:
     """One line: how many errors are expected in the first labels of the list."""
+    asked, rows = found.provenance.first, found.workload
+    rows = rows[rows["first"] == asked] if asked in set(rows["first"]) else rows
     parts = [
-        f"{row.errors:,.0f} in the first {row.first:,}{' of the list' * (k == 0)} ({row.low:,.0f} to {row.high:,.0f})"
-        for k, row in enumerate(found.workload.itertuples())
+        f"the first {first:,.0f}: about {plural(round(errors), 'error')} ({low:,.0f} to {high:,.0f})"
+        for first, errors, low, high in rows.to_numpy().tolist()
     ]
-    return f"wrong {'values' if found.regression else 'labels'} to expect: {', '.join(parts)}"
+    return f"look at {'; '.join(parts)}"
 
 
 def _pairs(found: Audit) -> Table:
@@ -247,7 +247,7 @@ def audit(
     labels_columns: Annotated[str | None, o.option("Columns of 0 and 1, one per label, separated by commas, for multi-label data.")] = None,
     labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
     features: Annotated[Path | None, o.option("Embeddings of the samples: an .npy file, one row per sample, or a column of lists of numbers.")] = None,
-    probs: Annotated[Path | None, o.option("Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained.")] = None,
+    probs: Annotated[Path | None, o.option("Out-of-sample class probabilities, an .npy file of shape (N, C), in place of the models.")] = None,
     describe: Annotated[Path | None, o.option("A sentence about each class: lines `class: sentence` in a .yaml file, or a table of two columns.")] = None,
     opinion: Annotated[Path | None, o.option("Labels or probabilities by another annotator or model that never saw these labels: .csv, .npy or .txt.")] = None,
     encoder: Annotated[str, typer.Option(help="Pretrained encoder for texts and images: auto, none, a name, or a folder.")] = "auto",

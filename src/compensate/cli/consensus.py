@@ -15,7 +15,7 @@ from compensate.auditing.source import read
 from compensate.auditing.store import check_run_folder, write_run
 from compensate.cli import options as o
 from compensate.cli.audit import print_summary
-from compensate.cli.terminal import console, say, short
+from compensate.cli.terminal import console, print_json, say, short
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
 
@@ -34,6 +34,7 @@ def consensus(
     encoding: o.Encoding = None,
     delimiter: o.Delimiter = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-consensus].")] = None,
+    json_: o.Json = False,
 ) -> None:  # fmt: skip
     """Find the consensus of several annotators, how good each is, and which items to label again.
 
@@ -77,3 +78,8 @@ def consensus(
     for note in found.notes:
         console.print(Text.assemble(("note: ", "yellow"), note))
     print_summary(found, folder)
+    if json_:
+        agreed = found.data.parts.consensus
+        figures = {"changed": agreed.changed, "wrong": agreed.p_error().mean()}
+        quality = agreed.quality.reset_index().to_dict("records")
+        print_json({"run": folder, "items": votes.items, **figures, "annotators": quality})

@@ -219,6 +219,11 @@ class Consensus:
         rows = np.arange(len(self.probabilities))
         return np.asarray(1 - self.probabilities[rows, self.label if label is None else label])
 
+    @property
+    def changed(self) -> int:
+        """The number of items with votes whose consensus is not the majority's class."""
+        return int(((self.label != self.votes.majority()) & (self.votes.counts.sum(1) > 0)).sum())
+
     def judged(self, items: Ints, label: Ints) -> dict[str, Any]:
         """Fields of `Findings` about labels of some items: error probabilities and their log odds, and the share of wrong labels."""
         wrong = np.clip(1 - self.probabilities[items, label], 1e-9, 1 - 1e-9)

@@ -247,20 +247,12 @@ def page_of(audit: Audit, sample: Ints | None = None) -> dict[str, Any]:
         for row in group["rows"]:
             row |= {"item": at[row["item"]], "other": None if row["other"] is None else at[row["other"]]}
     return {
-        "listed": len(shown),
-        "title": listed.title,
-        "kind": listed.kind,
-        "rows": len(audit),
-        "allFlagged": len(flagged),
-        "predictable": not audit.provenance.by_chance,
-        "summary": summary,
+        "listed": len(shown), "title": listed.title, "kind": listed.kind, "rows": len(audit), "allFlagged": len(flagged),
+        "predictable": not audit.provenance.by_chance, "summary": summary,
         "noise": [listed.noise_rate.value, listed.noise_rate.low, listed.noise_rate.high],
         "precision": audit.expected_precision if len(flagged) and not summary else None,
         "workload": [] if summary else audit.workload.to_numpy().tolist(),
-        "threshold": listed.threshold,
-        "command": command(listed),
-        "notes": notes,
-        "source": listed.source_digest,
+        "threshold": listed.threshold, "command": command(listed), "notes": notes, "source": listed.source_digest,
         "blind": sample is not None,
         "looks": audit.provenance.looks,
         "since": {
