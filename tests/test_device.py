@@ -136,6 +136,14 @@ def test_visits_of_one_batch_all_vote(away: bool) -> None:
     torch.testing.assert_close(record.votes[1], 6 * u[0].detach().softmax(0)[1])
 
 
+def test_what_waits_is_a_copy() -> None:
+    criterion = Compensated(record=Evidence(4, score="margin"))
+    u, y, i = torch.tensor([[3.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 0]), torch.tensor([0, 1])
+    criterion(u, y, i)
+    u.zero_(), y.fill_(1), i.fill_(3)
+    assert criterion.record.total_margin.tolist() == [3.0, -3.0, 0.0, 0.0]
+
+
 def test_second_derivatives_of_renormalized_predictions() -> None:
     torch.manual_seed(0)
     criterion = sop(num_samples=5, num_classes=3, spread=0.4).double()
