@@ -83,7 +83,7 @@ def pair_columns(names: Iterable[Any]) -> PairColumns | None:
             bases[found[1]].append(name)
     responses = next((sorted(some) for some in bases.values() if len(some) > 1), None)
     said = sorted((known[name] for name in known if _PREFERENCE.fullmatch(name)), key=lambda name: "safer" in name)[:1]
-    said = said or [known["labels"]] * ("human_ref" in bases and "labels" in known)  # SHP
+    said = said or [known[name] for name in known if name == "labels" and "human_ref" in bases]  # SHP
     said = said or [known[name] for name in known if _ANNOTATOR.fullmatch(name)]
     if responses and said and len(responses) > 2:
         listed = ", ".join(known[name] for name in responses)
@@ -91,11 +91,6 @@ def pair_columns(names: Iterable[Any]) -> PairColumns | None:
             f"a pair has two responses, and a row has {listed}; keep the better and one other in each row."
         )
     return PairColumns(prompt, known[responses[0]], known[responses[1]], tuple(said)) if responses and said else None
-
-
-def holds_pairs(data: Any) -> bool:
-    """Whether data are a table with the columns of pairs"""
-    return pair_columns(table_names(data)) is not None
 
 
 def table_names(data: Any) -> list[str]:
@@ -170,8 +165,7 @@ def pairs_of_frame(frame: pd.DataFrame, columns: PairColumns, where: str) -> tup
         if len(said) > 1:
             rows = (zip(columns.preferences, row, strict=True) for row in said.T)
             votes = tuple(tuple((name, ANSWERS[c]) for name, c in row if c >= 0) for row in rows)
-    label = columns.preferences[0] if len(columns.preferences) == 1 else None
-    source = Source(kind="text", label=label)
+    source = Source(kind="text", label=columns.preferences[0] if len(columns.preferences) == 1 else None)
     return Dataset(pairs, target, ANSWERS, raw=frame, rows=len(frame), source=source), votes
 
 

@@ -401,17 +401,16 @@ def write_pairs(
         corrected = datasets.Dataset(datasets.table.InMemoryTable(table), info=rows.info)
         with replaced_folder(out) as folder:
             (corrected if split is None else type(whole)({**whole, split: corrected})).save_to_disk(str(folder))
-    elif kind in PARQUET or files:
-        if kind in PARQUET:
-            write_compressed(out, packed(edited(read_arrow(data), columns, changed)))
-            return
-        first = 0
+    elif kind in PARQUET:
+        write_compressed(out, packed(edited(read_arrow(data), columns, changed)))
+    elif files:
         with replaced_folder(out) as folder:
+            first = 0
             for file in files:
                 part = read_arrow(file)
-                table = edited(part, columns, changed.part(first, part.num_rows))
+                here = changed.part(first, part.num_rows)
+                write_atomically(folder / file.name, packed(edited(part, columns, here)))
                 first += part.num_rows
-                write_atomically(folder / file.name, packed(table))
     elif kind in (*tables.TEXTS, *tables.LINES):
         editor = TextEditor(data, reading.encoding, reading.delimiter)
         frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
