@@ -266,7 +266,7 @@ def test_the_sign_of_a_preference_decides_and_is_kept(values: list[Any], tmp_pat
 def test_a_third_response_is_refused() -> None:
     frame = pairs("preference").assign(response_3="one more film")
     frame = frame.rename(columns={"response1": "response_1", "response2": "response_2", "preference": "winner"})
-    with pytest.raises(InputError, match=r"a row has response_1, response_2, response_3; keep the better"):
+    with pytest.raises(InputError, match=r"a row has response_1, response_2, response_3; expected two responses"):
         audit(frame, encoder="none")
 
 

@@ -86,10 +86,7 @@ def pair_columns(names: Iterable[Any]) -> PairColumns | None:
     said = said or [known[name] for name in known if name == "labels" and "human_ref" in bases]  # SHP
     said = said or [known[name] for name in known if _ANNOTATOR.fullmatch(name)]
     if responses and said and len(responses) > 2:
-        listed = ", ".join(known[name] for name in responses)
-        raise InputError(
-            f"a pair has two responses, and a row has {listed}; keep the better and one other in each row."
-        )
+        raise InputError(f"a row has {', '.join(responses)}; expected two responses: keep the better and another one.")
     return PairColumns(prompt, known[responses[0]], known[responses[1]], tuple(said)) if responses and said else None
 
 
