@@ -96,7 +96,7 @@ class Batch:
     slot: Slot | None = None
     """The compensation under evaluation."""
     withheld: Tensor | None = None
-    """(B,) the samples that no record counts; None for none."""
+    """(B,) the samples without loss and record; None for none."""
     gate: Tensor | None = None
     """(B,) the samples that the term under evaluation is for; None for all."""
     _form: Tensor | None = None  # (0, C), of the type and on the device of the first logits
@@ -155,6 +155,11 @@ class Batch:
         if not self.hard:
             return self.target.argmax(-1)
         return self.target if self.complete else self.target * self.valid
+
+    @once
+    def kept_labels(self) -> Tensor:
+        """(B,) the same, to keep after the call: the caller may reuse its tensors."""
+        return self.labels.clone() if self.labels is self.target else self.labels
 
     @once
     def y(self) -> Tensor:
@@ -317,13 +322,13 @@ class Batch:
     @property
     def compensated(self) -> Tensor:
         """(B,) losses with compensation, without class weights and penalties."""
-        return self.l if self.dl is None else self.l + self.dl
+        losses = self.l if self.dl is None else self.l + self.dl
+        return losses if self.withheld is None else losses.masked_fill(self.withheld, 0.0)
 
     @property
     def losses(self) -> Tensor:
         """(B,) the summands of the equation with class weights, before the mean."""
-        losses = self.l if self.dl is None else self.l + self.dl
-        losses = losses if self.penalty is None else losses + self.penalty
+        losses = self.compensated if self.penalty is None else self.compensated + self.penalty
         return losses if self.criterion.weight is None else self.criterion.weighted(self, losses)
 
     @once

@@ -40,7 +40,8 @@ class Strength(Statistic):
     chance and is subtracted later. The first argument is the memorized share of the labels that the model cannot predict. The second
     is positive where the model is right more often than not in a class: its own predictions can then be trusted.
 
-    Samples that were withheld are trained on once the strength is 1, since it cannot rise further. They are never suspects.
+    Samples that were withheld are trained on, and recorded as all others, once the strength is 1, since it cannot rise further. Before, they are
+    never suspects.
 
     Args:
         num_samples: the number of rows: samples, or labels of all samples under `base="bce"`.
@@ -100,17 +101,26 @@ class Strength(Statistic):
     def chosen(self, s: Batch) -> Tensor:
         """(B,) the samples of the batch that are withheld until the strength is 1."""
         if self not in s.shared:
-            s.shared[self] = self.withheld[self.index(s)]
+            s.shared[self] = self.withheld.index_select(0, self.index(s))
         return s.shared[self]
+
+    def hidden(self, s: Batch) -> Tensor:
+        """(B,) the samples of the batch that are withheld now: a strength of 1 is as large as true."""
+        return self.chosen(s) > self.value
 
     def observe(self, s: Batch) -> None:
         """Adds the probabilities of the given labels."""
         p = s.p.detach()
         given = (p * s.y + (1 - p) * (1 - s.y))[:, 0] if s.places.binary else s.of_label(p)
-        given = (given if s.complete else torch.where(s.valid, given, 0.0)).to(self.sums.dtype)
-        counted = torch.ones_like(given) if s.complete else s.valid.to(given.dtype)
+        self.collect(s, given.to(self.value.dtype), s.kept_labels, self.chosen(s))
+
+    def add(self, valid: Tensor | None, *columns: Tensor) -> None:
+        """Adds probabilities (n,) of labels (n,) of samples that are withheld where `chosen` (n,)."""
+        given, labels, chosen = columns
+        given = given if valid is None else torch.where(valid, given, 0.0)
+        counted = torch.ones_like(given) if valid is None else valid.to(given.dtype)
         moments = torch.stack([counted, given, given.square()], -1)
-        self.sums.index_add_(0, torch.where(self.chosen(s), s.labels, len(self.sums) - 1), moments)
+        self.sums.index_add_(0, torch.where(chosen, labels, len(self.sums) - 1), moments)
 
     def end_epoch(self) -> None:
         """Measures the epoch and raises the strength."""
@@ -137,12 +147,14 @@ class Strength(Statistic):
         return self.history[: int(self.epochs)].clone()
 
     def extra_repr(self) -> str:
-        return f"{float(self.value):.2f}, {self.count} of {self.num_samples} samples withheld"
+        value = float(self.value)
+        joined = " before, now trained on" if value == 1 else ""
+        return f"{value:.2f}, {self.count} of {self.num_samples} samples withheld{joined}"
 
 
 @final
 class Withheld(nn.Module):
-    """Takes away the loss of the samples that a :class:`Strength` withholds, and their record. It must be the last loss term.
+    """Takes away the loss and the record of the samples that a :class:`Strength` withholds, whatever the other loss terms add.
 
     >>> Withheld(Strength(10_000, 10))
     Withheld(
@@ -157,9 +169,10 @@ class Withheld(nn.Module):
         self.strength = strength
 
     def forward(self, s: Batch) -> Tensor:
-        """(B,) minus the loss where a sample is withheld, else 0."""
-        s.withheld = self.strength.chosen(s)
-        return torch.where(s.withheld & (self.strength.value < 1), -s.compensated, 0.0)
+        """Zero: the batch sets the losses of its withheld samples to 0 after all terms."""
+        hidden = self.strength.hidden(s)
+        s.withheld = hidden if s.withheld is None else s.withheld | hidden
+        return s.l.new_zeros(())
 
 
 @final
