@@ -18,7 +18,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from compensate.cli import COMMANDS, PANELS, app, main
+from compensate.cli import COMMANDS, app, main
 from compensate.cli.terminal import console
 from compensate.errors import InputError
 from compensate.training import Run
@@ -60,28 +60,6 @@ def test_methods_are_listed_and_each_has_a_page():
     assert "logit · positive · regularized · sample" in page
     assert "equation   43" in page
     assert "Algorithm 1" in page
-
-
-def test_options_of_long_commands_are_in_sections_that_exist():
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    options = {name: [p for p in commands[name].load().params if p.param_type_name == "option"] for name in COMMANDS}
-    named = [name for names in PANELS.values() for name in names.split()]
-    assert len(named) == len(set(named))
-    assert set(named) <= {p.name for params in options.values() for p in params}
-    for name in ("audit", "train", "compare", "tune", "consensus", "apply"):
-        assert {p.name: p.rich_help_panel for p in options[name] if p.rich_help_panel not in PANELS} == {}
-    assert {p.rich_help_panel for p in options["review"]} == {None}
-
-
-@pytest.mark.parametrize(("words", "expected"), [("aud", "audit"), ("audit --labels-c", "--labels-columns")])
-def test_shells_complete_commands_and_their_options(words, expected):
-    env = {
-        "_COMPENSATE_COMPLETE": "complete_bash",
-        "COMP_WORDS": f"compensate {words}",
-        "COMP_CWORD": str(len(words.split())),
-    }
-    done = CliRunner(env=env).invoke(app, [], prog_name="compensate")
-    assert done.stdout.split() == [expected]
 
 
 @pytest.mark.usefixtures("small_learners")

@@ -138,17 +138,6 @@ def test_early_learning_regularization_of_large_batches_has_the_slope_of_its_for
     torch.testing.assert_close(criterion.state_dict()["terms.loss.0.ensemble.rows"], t)
 
 
-def test_a_row_that_would_not_be_finite_is_not_written_by_the_fast_way() -> None:
-    criterion = logcomp(num_samples=3, num_classes=2)
-    criterion.check = "off"
-    criterion(
-        torch.tensor([[torch.nan, 0.0], [0.0, 1.0]], requires_grad=True), torch.tensor([0, 0]), torch.tensor([0, 1])
-    )
-    table = next(criterion.tables())
-    assert table.weight[0].tolist() == [0.0, 0.0]
-    assert table.weight[1, 0] > 0
-
-
 def test_a_step_that_is_learned_is_differentiated() -> None:
     eta = torch.tensor(1.0, requires_grad=True)
     criterion = Compensated(logit=Where(above(0.0), Pull(lambda s: eta)))

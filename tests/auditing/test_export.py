@@ -335,15 +335,6 @@ def test_decisions_about_pairs_come_back_from_every_tool(tmp_path: Path, monkeyp
     assert issues["row"][issues["is_label_issue"]].tolist() == sorted(WRONG_PAIRS)
 
 
-def test_a_frame_of_pairs_has_their_columns_and_what_was_found() -> None:
-    frame = pairs("preference").assign(preference=lambda all: all["preference"].where(all.index != 4))
-    found = audit(frame, encoder="none")
-    made = found.to_frame()
-    assert 4 not in made.index
-    assert made["response1"].tolist() == frame["response1"].drop(index=4).tolist()
-    assert set(made.index[made["flagged"]]) == set(WRONG_PAIRS)
-
-
 # --- the command line -----------------------------------------------------------------------------------------
 
 

@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from commands import run
 from test_review_round_trip import TOPICS, memberships
 
 from compensate.auditing.api import audit
@@ -16,8 +14,7 @@ from compensate.auditing.decisions import Correction, read_corrections, write_co
 from compensate.auditing.findings import Address
 from compensate.auditing.labels.sets import label_sets, labels_in, predict_labels
 from compensate.auditing.learners import View
-from compensate.auditing.page import page_of
-from compensate.auditing.result import Audit, apply_corrections
+from compensate.auditing.result import apply_corrections
 from compensate.auditing.source import read
 from compensate.errors import InputError
 
@@ -55,28 +52,6 @@ def written(folder: Path, form: str) -> Path:
 
 
 OPTIONS = {"columns": {"labels_columns": ",".join(NAMES)}, "json columns": {"labels_columns": list(NAMES)}}
-
-
-@pytest.mark.parametrize("form", ["joined", "columns", "list", "json columns"])
-def test_a_file_of_any_form_is_audited_and_its_corrections_change_the_flagged_labels_alone(
-    tmp_path: Path, form: str
-) -> None:
-    path = written(tmp_path, form)
-    found = audit(path, encoder="none", **OPTIONS.get(form, {}))
-    assert len(found) == GIVEN.size
-    changed = np.zeros_like(WRONG)
-    for suspect in found.flagged.itertuples():
-        changed[suspect.index, NAMES.index(str(suspect.label))] = True
-    assert WRONG[changed].all()
-    assert changed.sum() >= 0.6 * WRONG.sum()
-    out = tmp_path / f"fixed{path.suffix}"
-    done = found.apply(found.accepted(found.threshold), out)
-    assert done.changed == int(changed.sum())
-    assert (read(out, None, None, OPTIONS.get(form, {})).parts.given == (GIVEN ^ changed)).all()
-    before, after = path.read_bytes().split(b"\n"), out.read_bytes().split(b"\n")
-    first = 0 if path.suffix == ".jsonl" else 1
-    lines = [n - first for n, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    assert lines == np.flatnonzero(changed.any(1)).tolist()
 
 
 def test_corrections_and_back_leave_every_byte_as_it_was(tmp_path: Path) -> None:
@@ -146,20 +121,6 @@ def test_corrections_of_parts_are_written_and_read_as_they_are(tmp_path: Path) -
     write_corrections(tmp_path / "c.csv", made)
     assert read_corrections(tmp_path / "c.csv") == made
     assert "part" not in (tmp_path / "c.csv").read_text().split("\n")[1]
-
-
-def test_the_command_lists_labels(tmp_path: Path) -> None:
-    path, folder = written(tmp_path, "joined"), tmp_path / "run"
-    said = run("audit", path, "--encoder", "none", "--out", folder)
-    assert "3 labels" in said
-    assert "label: given → suggested" in said
-    suspects = pd.read_csv(folder / "suspects.csv")
-    assert list(suspects.columns[:5]) == ["index", "label", "given", "suggested", "score"]
-    assert '"chips"' in (folder / "report.html").read_text()
-    shown = page_of(Audit.load(folder / "audit"))
-    flags = suspects[suspects["flagged"]].groupby("label").size()
-    assert {label: flagged for label, _, flagged, _ in shown["perClass"] if flagged} == flags.to_dict()
-    assert [rows for _, rows, _, _ in shown["perClass"]] == [ROWS] * 3
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import io
 import json
-import math
 import pprint
 import sys
 import tempfile
@@ -22,7 +21,6 @@ import pytest
 import compensate
 from compensate.auditing.api import audit
 from compensate.extras import escape
-from compensate.training.comparison import Comparison, Row
 
 NOTEBOOKS = Path(__file__).parents[2] / "examples"
 
@@ -76,41 +74,11 @@ def test_an_audit_shows_share_suspects_and_matrix_and_obeys_nothing() -> None:
     assert repr(found).startswith("Audit of the data: 60 labels")
 
 
-def test_images_are_shown_small_and_embedded() -> None:
-    x = np.random.default_rng(0).integers(0, 60, size=(40, 3, 8, 8)).astype(np.uint8)
-    x[1::2] += 150
-    tags = Tags(audit(x, np.arange(40) % 2, encoder="none")._repr_html_())
-    sources = [value for name, value in tags.attributes if name == "src"]
-    assert len(sources) == 10
-    assert all(str(source).startswith("data:image/png;base64,") for source in sources)
-
-
-def test_quantities_have_no_matrix() -> None:
-    x = np.random.default_rng(0).normal(size=(60, 3))
-    tags = Tags(audit(x, 2 * x[:, 0] + 0.1)._repr_html_())
-    assert tags.names.count("table") == 1
-    assert "of values look wrong" in tags.said
-
-
 def test_a_criterion_shows_its_equation() -> None:
     criterion = compensate.methods.logcomp(num_samples=10, num_classes=3)
     tags = Tags(criterion._repr_html_())
     assert tags.said == repr(criterion)
     assert tags.names == ["pre", "b"]
-
-
-def test_a_comparison_is_a_table() -> None:
-    rows = Comparison(
-        [
-            Row("<base>", 2, (0.9, 0.01), (0.92, 0.01), None),
-            Row("logcomp", 1, (0.95, math.nan), (0.95, math.nan), (0.05, math.nan, math.nan)),
-        ]
-    )
-    tags = Tags(rows._repr_html_())
-    assert "<base>" in tags.said
-    assert "90.00 ± 1.00" in tags.said
-    assert "+5.00" in tags.said
-    assert len(rows) == 2
 
 
 @pytest.mark.parametrize(

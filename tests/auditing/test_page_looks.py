@@ -145,14 +145,6 @@ def test_text_stands_out_from_the_ground_of_the_preferred_scheme(
         tab.keyboard.press("Escape")
 
 
-def test_nothing_moves_when_asked(open_page: Callable[..., Any]) -> None:
-    tab = open_page(full_page("image"), reduced_motion="reduce")
-    moving = tab.eval_on_selector_all(
-        "body *", "all => all.filter(e => parseFloat(getComputedStyle(e).transitionDuration) > 0).length"
-    )
-    assert moving == 0
-
-
 def test_five_thousand_images_stay_smooth(open_page: Callable[..., Any]) -> None:
     """From the key press to the next item on the screen, fifty times, in the page's own clock."""
     pictures = [png(seed, 32) for seed in range(50)]
@@ -201,14 +193,6 @@ def test_five_thousand_images_stay_smooth(open_page: Callable[..., Any]) -> None
 # The states at the edges
 
 
-def test_nothing_flagged_shows_the_least_certain(open_page: Callable[..., Any]) -> None:
-    tab = open_page(texts_page(["cat"] * 20, classes=CLASSES, flagged=0), "overview")
-    assert tab.inner_text(".fact") == "No label stands out"
-    assert "The 20 least certain" in tab.inner_text(".hero-next")
-    tab.click("text=Look at them")
-    assert tab.inner_text(".position") == "label 1 of 20"
-
-
 def test_five_hundred_classes_show_the_twenty_largest_pairs(open_page: Callable[..., Any]) -> None:
     names = tuple(f"class {i:03}" for i in range(500))
     pairs = tuple((names[i], names[(i + 1) % 500], 500 - i) for i in range(500))
@@ -251,18 +235,3 @@ def test_images_that_are_missing_or_broken(open_page: Callable[..., Any]) -> Non
     assert tab.evaluate("() => getComputedStyle(document.querySelector('.stage img')).imageRendering") == "pixelated"
     tab.keyboard.press("a")
     assert "nothing to show" in tab.inner_text(".stage")
-
-
-def test_no_items_one_pair_and_a_row_without_a_label(open_page: Callable[..., Any]) -> None:
-    tab = open_page(Page("clean.csv", "text", CLASSES, 100, (), Estimate(0.0, 0.0, 0.01)), "overview")
-    assert tab.inner_text(".fact") == "Nothing to review"
-    tab.goto(tab.url.replace("#overview", "#review"))
-    assert tab.inner_text(".end-state h2") == "Nothing to review"
-    assert tab.is_disabled("button.export")
-    tab = open_page(texts_page(["cat"] * 4, classes=CLASSES), "overview")
-    assert tab.locator(".pair").count() == 1
-    assert "Every flagged row is cat that looks like dog." in tab.inner_text(".card >> nth=0")
-    items = (Item(0, "", "dog", 1.0, 0.9, True, Content(text="woof")),)
-    tab = open_page(Page("pets", "text", CLASSES, 9, items, Estimate(0.1, 0.0, 0.2)))
-    assert tab.inner_text(".choice.keep .choice-label") == "no label"
-    assert "has no label" in tab.inner_text(".verdict")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from review_pages import CLASSES, Page, class_count, curve, histogram, planted_audit, planted_regression, texts_page
+from review_pages import CLASSES, Page, class_count, histogram, planted_regression, texts_page
 
 from compensate.auditing.findings import Provenance
 from compensate.auditing.page import page_of
@@ -75,49 +75,6 @@ def test_flags_are_called_stable_only_if_few_of_them_lie_near_the_threshold(open
     assert said(tab, "How suspect").startswith(expected)
 
 
-@pytest.mark.parametrize(
-    ("robust", "plain", "expected"),
-    [
-        (0.9, 0.8, "Robust training ends at 0.9, plain training at 0.8."),
-        (0.8, 0.9, "Plain training ends at 0.9, robust training at 0.8: it gained nothing here."),
-        (0.9, 0.9, "Both end alike (robust 0.9, plain 0.9)."),
-    ],
-)
-def test_curves_are_compared_as_they_end(open_page, robust: float, plain: float, expected: str) -> None:
-    curves = (curve("accuracy", "robust", (0.5, robust)), curve("accuracy", "plain", (0.5, plain)))
-    assert said(open_page(small(curves=curves), "overview"), "Accuracy") == expected
-
-
-def test_an_open_interval_is_explained_and_a_narrow_one_is_not(open_page: Callable[..., Any]) -> None:
-    told = open_page(small(noise=OPEN), "overview").inner_text(".between").replace("\xa0", " ")
-    assert (
-        told
-        == "between 1.0 % and 25 % of 10 labels. The range is wide: wrong labels and unusual rows look alike to the models."
-    )
-    told = open_page(small(noise=SHARP), "overview").inner_text(".between").replace("\xa0", " ")
-    assert told == "between 4.0 % and 6.0 % of 10 labels"
-
-
-def test_the_page_says_which_models_judged_and_what_may_be_done_with_the_encoder(open_page: Callable[..., Any]) -> None:
-    evidence = {
-        "views": (("words: logcomp", 0.3), ("MiniLM: logcomp", 0.4), ("MiniLM: neighbors", 0.298), ("MiniLM: trees", 0.002)),
-        "agreement": 0.88, "encoder": "MiniLM", "license": "Apache-2.0", "hint": "An encoder for images helps.",
-    }  # fmt: skip
-    told = open_page(small(evidence=evidence), "overview").inner_text(".how").replace("\xa0", " ")
-    models = "MiniLM with LogComp (40 %) and nearest neighbors (30 %) and words with LogComp (30 %)."
-    assert f"models that had not seen it: {models}" in told
-    assert "Their predictions agree with 88 % of the labels. Encoder: MiniLM, license Apache-2.0." in told
-    assert told.endswith("An encoder for images helps.")
-    assert open_page(small(), "overview").locator(".how").count() == 0
-
-
-def test_an_audit_by_folds_has_a_whole_page_without_curves(open_page: Callable[..., Any]) -> None:
-    audit, _ = planted_audit(4)
-    tab = open_page(page_of(audit), "overview")
-    titles = tab.locator(".card h2").all_inner_texts()
-    assert titles == ["Which labels are mistaken for which", "Flagged share of each class", "How suspect each label is"]
-
-
 # States at the edges
 
 
@@ -130,21 +87,6 @@ def test_labels_that_cannot_be_predicted_are_not_judged(open_page: Callable[...,
     assert tab.inner_text(".verdict") == "cannot be judged"
     tab.keyboard.press("b")
     assert tab.locator("dialog, button:has-text('Accept many')").count() == 0
-
-
-@pytest.mark.parametrize(
-    ("flagged", "expected"), [(10, "Every label is flagged"), (9, "Nearly every label is flagged: 9"), (5, "5 labels are flagged")]
-)  # fmt: skip
-def test_flags_on_nearly_every_label_are_a_warning(open_page, flagged: int, expected: str) -> None:
-    tab = open_page(small(all_flagged=flagged), "overview")
-    assert tab.inner_text(".fact") == expected
-    assert ("check that labels and samples belong together" in tab.inner_text(".hero-next")) == (flagged > 5)
-
-
-def test_the_bar_counts_all_flags_also_those_that_are_not_on_the_page(open_page: Callable[..., Any]) -> None:
-    tab = open_page(small(rows=90_000, all_flagged=7_312), "overview")
-    assert tab.inner_text(".flag-count") == "7,312 labels flagged"
-    assert tab.inner_text(".fact") == "7,312 labels are flagged"
 
 
 def test_quantities_have_words_of_their_own(open_page: Callable[..., Any]) -> None:
@@ -166,17 +108,3 @@ def test_quantities_have_words_of_their_own(open_page: Callable[..., Any]) -> No
     assert "label" not in tab.inner_text("main") + text
     tab.keyboard.press("b")
     assert "would take the suggested value" in tab.inner_text("dialog")
-
-
-def test_no_quantity_stands_out_in_its_own_words(open_page: Callable[..., Any]) -> None:
-    audit, _ = planted_regression()
-    tab = open_page(page_of(replace(audit, p_error=audit.p_error * 0.01)), "overview")
-    assert tab.inner_text(".fact") == "No value stands out"
-    assert "No value is flagged." in said(tab, "Given and predicted")
-
-
-def test_the_page_says_how_many_errors_to_expect(open_page) -> None:
-    tab = open_page(small(workload=[[50, 47.2, 30.0, 50.0], [1000, 612.0, 90.0, 930.0]]), "overview")
-    said = tab.inner_text(".hero-next")
-    assert "about 47 in the first 50 (30 to 50)" in said
-    assert "about 612 in the first 1,000 (90 to 930)" in said

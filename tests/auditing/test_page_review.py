@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from review_pages import Example, Item, Page, texts_page
+from review_pages import Item, Page, texts_page
 
 from compensate.auditing.content import Content
 from compensate.auditing.decisions import read_corrections
@@ -207,18 +207,6 @@ def test_all_classes_are_found_by_name_the_likeliest_first(open_page: Callable[.
     assert [c.label for c in read_corrections(export(tab, tmp_path))] == ["class 299"]
 
 
-@pytest.mark.parametrize(
-    ("p", "said"),
-    [(0.001, "examples of cat that look right"), (0.06, "examples of cat (wrong with a probability of up to 0.06)")],
-)
-def test_examples_are_called_certain_only_if_they_are(open_page: Callable[..., Any], p: float, said: str) -> None:
-    page = texts_page(["cat"], classes=CLASSES)
-    items = (replace(page.items[0], like_given=(90, 91)),)
-    examples = tuple(Example(row, "cat", Content(text="purr"), p=p) for row in (90, 91))
-    tab = open_page(replace(page, items=items, examples=examples))
-    assert tab.inner_text(".like-name") == said
-
-
 def test_a_value_is_typed_where_labels_are_numbers(open_page: Callable[..., Any], tmp_path: Path) -> None:
     items = tuple(Item(i, f"{i}.5", "-2.25", 1.0, 0.9, True, Content(fields=(("size", "3"),))) for i in range(3))
     tab = open_page(Page("houses.csv", "regression", (), 90, items, Estimate(0.03, 0.01, 0.05)))
@@ -283,16 +271,6 @@ def test_the_keyboard_alone_is_enough_and_focus_is_seen(open_page: Callable[...,
     tab.keyboard.press("a")
     assert "Accepted" in tab.text_content("#live")
     assert "2 of 8" in tab.text_content("#live")
-
-
-def test_the_end_of_the_list_says_what_comes_next(open_page: Callable[..., Any]) -> None:
-    tab = open_page(texts_page(labels(3), classes=CLASSES))
-    for key in "asa":
-        tab.keyboard.press(key)
-    assert tab.inner_text(".end-state h2") == "This list is done"
-    assert "compensate apply pets.csv corrections.csv" in tab.inner_text(".end-state")
-    tab.click("text=Look at the 1 skipped")
-    assert place(tab).startswith("row 1")
 
 
 def test_storage_that_fails_is_said(open_page: Callable[..., Any]) -> None:

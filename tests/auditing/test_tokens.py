@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_review_round_trip import ROWS, UNTAGGED, sentences, write_conll, write_token_lists
+from test_review_round_trip import sentences, write_conll
 
 from compensate.auditing.api import audit
 from compensate.auditing.decisions import Correction
 from compensate.auditing.labels.tags import prefix_scheme, split_tag, with_prefixes
 from compensate.auditing.result import apply_corrections
-from compensate.auditing.source import read
-from compensate.cli.audit import describe_data
 from compensate.errors import InputError
-
-
-@pytest.mark.parametrize("write", [write_conll, write_token_lists])
-def test_dropped_tags_are_found_and_put_back_and_no_other_byte_changes(
-    tmp_path: Path, write: Callable[[Path], Path]
-) -> None:
-    path = write(tmp_path)
-    assert "750 tokens, 2 kinds of tags" in describe_data(read(path, None, None, {}))
-    found = audit(path, encoder="none")
-    worst = found.suspects.head(len(UNTAGGED))
-    assert sorted(worst["token"]) == [5 * k + 3 for k in UNTAGGED]
-    assert set(worst["given"]) == {"O"}
-    assert set(worst["suggested"]) == {"city"}
-    assert worst["id"].isin(["Paris", "Lima", "Oslo"]).all()
-    assert found.addresses[0] == (0, range(2))  # the tokens of an entity are judged together
-    out = tmp_path / f"fixed{path.suffix}"
-    made = [
-        Correction(t, "O", "accept", "city", part=f"tokens {t} 1", source=found.source_digest) for t in worst["token"]
-    ]
-    done = apply_corrections(path, made, out)
-    assert (done.changed, done.checked) == (len(UNTAGGED), True)
-    before, after = path.read_bytes(), out.read_bytes()
-    assert after.count(b"B-city") == ROWS
-    assert len(after) == len(before) + len(UNTAGGED) * (len("B-city") - 1)
-    assert after.replace(b"B-city", b"O") == before.replace(b"B-city", b"O")
 
 
 def test_lists_of_words_and_tags_are_audited() -> None:

@@ -200,23 +200,6 @@ def test_representation_is_the_minimum_for_its_bases(level: str) -> None:
     assert model.inertia_ == pytest.approx(total, rel=1e-6)
 
 
-def test_bad_data() -> None:
-    data, _, _ = views(0, n=60)
-    model = MultiViewRobustClustering(2)
-    for call, error, message in [
-        (lambda: model.fit(data[0]), TypeError, "X should be a list of views"),
-        (lambda: model.fit([data[0], data[1][:-1]]), ValueError, "inconsistent numbers of samples"),
-        (lambda: model.fit([data[0], np.full((60, 2), np.nan)]), ValueError, "Input view 1 contains NaN"),
-        (
-            lambda: model.fit(data).predict(data[:1]),
-            ValueError,
-            r"views with \[20\] features, but Multi\w+ is expecting",
-        ),
-    ]:
-        with pytest.raises(error, match=message):
-            call()
-
-
 # Registration
 def cloud(rng: np.random.Generator, n: int, d: int) -> np.ndarray:
     """A closed curve with unequal lobes, or a bracket of three unequal plates; of size about one."""

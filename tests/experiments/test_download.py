@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import io
 import threading
-import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -15,8 +12,7 @@ import numpy as np
 import pytest
 
 from compensate.errors import InputError
-from experiments.data import sources
-from experiments.data.sources import File, Source, fetch, read_source
+from experiments.data.sources import fetch
 
 CONTENT = np.random.default_rng(0).bytes(1_000_000)
 SHA = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -112,16 +108,6 @@ def test_a_broken_transfer_goes_on_where_it_stopped(tmp_path):
     assert server.asked == [None, "bytes=400000-", "bytes=700000-"]
 
 
-def test_a_later_run_goes_on_too(tmp_path):
-    with serve(breaks=[400_000]) as server, pytest.raises(InputError, match="could not be fetched"):
-        fetch(server.url, tmp_path / "f", SHA, attempts=1)
-    assert not (tmp_path / "f").exists()
-    assert (tmp_path / "f.part").read_bytes() == CONTENT[:400_000]
-    with serve() as server:
-        assert fetch(server.url, tmp_path / "f", SHA).read_bytes() == CONTENT
-    assert server.asked == ["bytes=400000-"]
-
-
 @pytest.mark.parametrize("part", [CONTENT, CONTENT + b"more", b"of another version" * 100, b""])
 def test_a_complete_too_long_or_foreign_part_and_a_length_that_is_no_number(tmp_path, part):
     (tmp_path / "f.part").write_bytes(part)
@@ -148,13 +134,6 @@ def test_server_errors(tmp_path, status, tries):
     assert not (tmp_path / "f").exists()
 
 
-def test_several_at_once_fetch_once(tmp_path):
-    with serve() as server, ThreadPoolExecutor(4) as pool:
-        paths = pool.map(lambda _: fetch(server.url, tmp_path / "f", SHA), range(4))
-        assert [path.read_bytes() == CONTENT for path in paths] == [True] * 4
-    assert len(server.asked) == 1
-
-
 def test_only_the_web_is_fetched_from(tmp_path):
     for url in ("file:///etc/passwd", "http://example.org/f", "ftp://example.org/f", "http://127.0.0.1.example.org/f"):
         with pytest.raises(InputError, match="is not an https address"):
@@ -170,33 +149,3 @@ def test_a_redirect_to_an_unsafe_address_is_refused(tmp_path):
     ):
         fetch(server.url, tmp_path / "f")
     assert not (tmp_path / "f").exists()
-
-
-def test_a_named_set_is_fetched_into_the_folder_and_found_there(tmp_path, monkeypatch):
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as out:
-        for name in ("train.tsv", "dev.tsv"):
-            out.writestr(f"SST-2/{name}", b"a fine film\t1\nawful\t0\n")
-    content = packed.getvalue()
-    with serve(content=content) as server:
-        file = File(server.url, "sha256:" + hashlib.sha256(content).hexdigest(), "SST-2.zip")
-        known = sources.SOURCES["sst2"]
-        monkeypatch.setitem(sources.SOURCES, "sst2", Source(known.read, known.places, (file,), known.holds))
-        monkeypatch.setenv("COMPENSATE_DATA", str(tmp_path))
-        assert len(read_source("sst2").train) == 2
-        assert len(read_source("sst2").train) == 2
-    assert len(server.asked) == 1
-    assert names(tmp_path) == ["SST-2.zip"]
-
-
-def test_offline_says_which_file_to_put_where(tmp_path, monkeypatch):
-    with serve() as server:
-        gone = server.url
-    known, file = sources.SOURCES["cifar10"], File(gone, SHA, "cifar-10-binary.tar.gz")
-    monkeypatch.setitem(sources.SOURCES, "cifar10", Source(known.read, known.places, (file,), known.holds))
-    with pytest.raises(InputError) as caught:
-        read_source("cifar10", tmp_path)
-    for part in (gone, str(tmp_path / file.name), "cifar-10-batches-py", "COMPENSATE_DATA", "--data-dir"):
-        assert part in str(caught.value)
-    with pytest.raises(InputError, match=r"cifar10 is not in .*Put it there yourself"):
-        read_source("cifar10", tmp_path, download=False)

@@ -24,12 +24,12 @@ from experiments.__main__ import app
 from experiments.archive import Archive
 from experiments.comparing import Comparison
 from experiments.exploration import Budget, Part, explore
-from experiments.figures import FIGURES, tree
+from experiments.figures import tree
 from experiments.figures.pages import figures_page
 from experiments.grid import adversarial_accuracy
 from experiments.protocols import cells as table_cells
 from experiments.tables import every, find_table
-from experiments.taxonomy import cells, grid_cells, why_not, write_grid_page
+from experiments.taxonomy import cells, why_not, write_grid_page
 
 # Reproduce
 pytest.importorskip("optuna")
@@ -71,20 +71,6 @@ def reproduce(data, tmp_path, table, *more):
     arguments = ["reproduce", table, "--scale", "tiny", "--seeds", "1", "--workers", "1", "--data-dir", str(data)]
     arguments += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs"), *more]
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "250"})
-
-
-def test_without_data_nothing_is_started(tmp_path, monkeypatch):
-    def started(*_, **__):
-        raise AssertionError("a run was started")
-
-    def not_found(url, *_, **__):
-        raise InputError(f"{url} could not be fetched")
-
-    monkeypatch.setattr("experiments.grid.side_by_side", started)
-    monkeypatch.setattr("experiments.data.sources.fetch", not_found)
-    done = reproduce(tmp_path / "empty", tmp_path, "table-9-sst2")
-    assert isinstance(done.exception, InputError)
-    assert "sst2 is not in" in str(done.exception)
 
 
 @pytest.mark.parametrize("table", {t.dataset: name for name, t in reversed(every().items())}.values())
@@ -149,13 +135,6 @@ PART = Part(targets=("logit", "label", "gradient"), directions=("positive",), gr
 BUDGET = Budget(trials=4, finalists=2, seeds=2, peer_trials=1)
 
 
-def test_a_cell_is_a_method_that_can_be_trained():
-    result = fit(CONFIG.replace(method="logit.positive.regularized.sample", hyper={"lam": 0.1}))
-    assert result.criterion.taxonomy.inference == "regularized"
-    assert "clean" in find("logit.mixed.meta.category").needs
-    assert "model" in find("view.negative.adversarial.sample").needs
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("search")
@@ -194,35 +173,7 @@ def test_the_same_search_goes_on_and_does_nothing_twice(found):
     assert all(row in longer["trials"] for row in report["trials"])
 
 
-def test_two_parts_in_one_folder_are_two_searches(tmp_path, monkeypatch):
-    from experiments import exploration
-
-    monkeypatch.setattr(exploration, "trial_score", lambda *_: 0.5)
-    monkeypatch.setattr(exploration, "_tuned_peers", lambda *_: {})
-    monkeypatch.setattr(exploration, "_compared", lambda *_: ([], []))
-    for target in ("logit", "label", "logit"):
-        part = Part(targets=(target,), directions=("positive",))
-        found = explore(CONFIG, tmp_path, part=part, budget=Budget(2, 1, 1, 1), workers=1)
-        assert [row["cell"].split(".")[0] for row in found["trials"]] == [target] * 2
-
-
-@pytest.mark.parametrize(
-    ("targets", "validation", "said"),
-    [(("logits",), 0.1, "targets"), (("structure",), 0.1, "graph"), (("logit",), 0.0, "validation")],
-)
-def test_parts_and_searches_that_make_no_sense_are_refused(tmp_path, targets, validation, said):
-    with pytest.raises(InputError, match=said):
-        explore(CONFIG.replace(validation=validation), tmp_path, part=Part(targets=targets))
-
-
 # Figures
-def run(*arguments: str, fails: bool = False) -> str:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(arguments))
-    if isinstance(done.exception, InputError):
-        assert fails, done.exception
-        return str(done.exception)
-    assert (done.exit_code != 0) == fails, (done.output, done.exception)
-    return done.output
 
 
 def test_tree_has_all_targets_and_each_method_once_at_its_place():
@@ -243,18 +194,6 @@ def test_tree_has_all_targets_and_each_method_once_at_its_place():
         else:
             target, _, inference, granularity = row.taxonomy
             assert path[:3] == (tree.MIXED if "+" in target else target, inference, granularity)
-
-
-def test_command_lists_and_draws(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    listed = run("figure")
-    assert all(f"{name} " in listed and row.summary in listed for name, row in FIGURES.items())
-    assert "drawn:  figure-self-paced-weights.png" in run("figure", "self_paced_weights")
-    asked = ["distribution", "--set", "limit=120", "--set", "epochs=2", "--seed", "3", "--noise", "none", "-o", "v.svg"]
-    assert "v.svg" in run("figure", *asked)
-    (folder,) = (tmp_path / "runs" / "figures").iterdir()
-    config = json.loads((folder / "config.json").read_text())["config"]
-    assert (config["seed"], config["limit"], config["noise"], config["method"]) == (3, 120, "none", "logcomp")
 
 
 def test_stored_page_and_pictures_are_up_to_date():
@@ -334,8 +273,3 @@ def test_a_trial_measures_edges_and_nodes_and_the_page_shows_their_means(tmp_pat
     assert "2 seeds" in text
     assert f"{sum(run['ap_compensation'] for run in runs) / 2:.3f}" in table
     assert graph.section(tmp_path / "nothing.json") == []
-
-
-def test_no_cell_with_a_published_method_is_refused():
-    refused = [row.name for cell in grid_cells() for row in cell.methods if row.taxonomy.direction not in cell.runs]
-    assert not refused

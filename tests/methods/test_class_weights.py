@@ -177,13 +177,3 @@ def test_a_row_of_two_samples_of_other_weights_moves_by_the_slope_without_weight
     y[3], y[4], i[3] = 0, 1, i[4]
     found = (held_rows(Sample, target, weight, (x, y, i), reduction=reduction) for weight in ([0.3, 4.0, 1.0], None))
     assert_same(*found)
-
-
-def test_a_penalty_is_weighed_as_its_sample_is():
-    table = Sample(2, 3, penalty=L1(0.5))
-    table.write(torch.arange(2), torch.tensor([[1.0, 0, 0], [0, 2.0, 0]]))
-    w, y = torch.tensor([3.0, 1.0, 1.0]), torch.tensor([0, 1])
-    criterion = Compensated(logit=table, weight=w, reduction="none")
-    losses = criterion(torch.zeros(2, 3), y, torch.arange(2))
-    base = F.cross_entropy(torch.tensor([[1.0, 0, 0], [0, 2.0, 0]]), y, reduction="none")
-    torch.testing.assert_close(losses, w[y] * (base + torch.tensor([0.5, 1.0])))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import pickle
 import warnings
 
@@ -136,13 +135,6 @@ def test_a_state_with_nan_in_a_sparse_table_is_refused():
     _assert_refused(build(), state, "values.* NaN")
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_terms_have_one_name(name):
-    """A term under a second name would be saved twice, and states of other versions would not load."""
-    parts = {part for part, _ in METHODS[name].make(**SIZES).named_children()}
-    assert {"terms"} <= parts <= {"terms", "record", "views", "deferred", "forget"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_measured_direction_agrees_with_the_taxonomy(name):
@@ -235,14 +227,6 @@ def test_an_unknown_reduction_is_refused(name):
 
 
 # Edges
-@pytest.mark.parametrize("name", ["self_paced_logit", "isda", "metasaug", "logcomp", "mixcomp"])
-def test_an_empty_batch_has_losses_of_its_size(name: str) -> None:
-    sizes = {"num_samples": 9, "num_classes": 3, "feature_dim": 6}
-    taken = inspect.signature(METHODS[name].build).parameters
-    criterion = METHODS[name].build(**{key: size for key, size in sizes.items() if key in taken}).start(10)
-    model = TinyNet().eval()  # batch statistics need samples; the criterion trains
-    s = criterion.evaluate(model, torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
-    assert s.losses.shape == (0,)
 
 
 def test_dimensionality_of_half_precision_is_that_of_the_same_numbers_in_full() -> None:

@@ -24,9 +24,8 @@ from compensate.auditing.result import Audit
 from compensate.cli import main
 from compensate.data.dataset import Estimate, Source
 from compensate.data.load import digits
-from compensate.training import Config, Run, checkpoint, comparison, fit, run, workers
+from compensate.training import Config, Run, checkpoint, comparison, fit, workers
 from compensate.training.run import locked
-from compensate.training.workers import LOST, RETRIES
 from processes import start
 
 pytestmark = pytest.mark.slow
@@ -74,28 +73,6 @@ def test_a_full_disk_leaves_what_was_there(what, call, tmp_path, monkeypatch):
     monkeypatch.undo()
     assert {p.name: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == there
     assert checkpoint.latest(tmp_path / "checkpoint")["x"].tolist() == [1, 1, 1]
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of one megabyte."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting is not allowed here")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-@pytest.mark.parametrize("what", [w for w in WRITES if w != "report"])
-def test_a_disk_that_is_really_full(what, small_disk):
-    there = before(small_disk)
-    with pytest.raises(InputError, match="No space left on device"):
-        WRITES[what](small_disk)
-    assert {p.name: p.read_bytes() for p in small_disk.rglob("*") if p.is_file()} == there
 
 
 def test_a_run_stopped_by_a_full_disk_goes_on_to_the_same_end(tmp_path, monkeypatch):
@@ -205,18 +182,6 @@ def test_what_is_lost_is_reported_and_what_is_finished_is_kept(tmp_path, monkeyp
     assert len(json.loads((tmp_path / f"{stored}.json").read_text())[kept]) == 1
 
 
-def test_a_search_takes_up_the_setting_of_a_lost_trial(tmp_path):
-    study = comparison.open_study(tmp_path, "s", 0)
-    for job in (4, 5):
-        trial = study.ask()
-        trial.set_user_attr("job", job)
-        trial.suggest_float("lam", 0.1, 0.2)
-    setting = study.trials[0].params
-    comparison.restart_abandoned(study, 4)
-    assert [t.state.name for t in study.trials] == ["FAIL", "RUNNING", "WAITING"]
-    assert study.ask().suggest_float("lam", 0.1, 0.2) == setting["lam"]
-
-
 def command(arguments: list[str], environment: dict[str, str], module: str = "compensate") -> tuple[int, str]:
     done = faults.command(*arguments, environment=environment, module=module)
     return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
@@ -239,37 +204,6 @@ def test_tune_goes_on_with_the_setting_of_a_killed_worker(tmp_path):
     # The setting that was under way is not lost either: its run came to its end, in the same folder.
     victim = tmp_path / "out" / "runs" / (tmp_path / "deadly" / "victim").read_text()
     assert (victim / "result.json").is_file()
-
-
-@pytest.fixture
-def sentences(tmp_path):
-    """SST-2 in small."""
-    folder = tmp_path / "data" / "sst2"
-    folder.mkdir(parents=True)
-    for name, n in (("train", 60), ("dev", 20), ("test", 30)):
-        rows = [f"a plot that is {('dull', 'fine')[i % 2]}\t{i % 2}" for i in range(n)]
-        (folder / f"{name}.tsv").write_text("\n".join(rows))
-    return folder.parent
-
-
-def test_reproduce_gives_up_a_run_that_always_dies_and_finishes_the_others(tmp_path, sentences):
-    arguments = ["reproduce", "table-9-sst2", "--scale", "tiny", "--seeds", "1", "--workers", "2", "--defaults"]
-    arguments += ["--only", "base,label-smoothing", "--data-dir", str(sentences)]
-    arguments += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
-    code, said = command(arguments, faults.deadly(tmp_path / "deadly", 99), "experiments")
-    assert code == 1, said
-    assert deaths(tmp_path / "deadly") == RETRIES + 1
-    assert LOST in said
-    (archive,) = (tmp_path / "results").glob("*.jsonl")
-    kept = archive.read_text().splitlines()
-    assert len(kept) == 3  # two rows, two columns, less one
-    # Started again, nothing that is finished is trained again, and the lost run is.
-    code, said = command(arguments, faults.deadly(tmp_path / "healthy", 0), "experiments")
-    assert code == 0, said
-    again = archive.read_text().splitlines()
-    assert again[:3] == kept
-    assert len(again) == 4
-    assert (tmp_path / "healthy" / "victim").read_text() == (tmp_path / "deadly" / "victim").read_text()
 
 
 def test_a_worker_that_dies_while_idle_costs_no_job(tmp_path, monkeypatch):
@@ -337,16 +271,6 @@ def test_a_lock_is_of_one_at_a_time_and_ends_with_an_error(tmp_path):
     assert not (tmp_path / "process.json").exists()
 
 
-def test_a_disk_without_locks_is_trained_on(tmp_path, monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
-        raise NotImplementedError("no locks")
-
-    monkeypatch.setattr(run.FileLock, "acquire", refuse)
-    with locked(tmp_path), locked(tmp_path):  # nothing is locked, so a second process is not refused
-        (tmp_path / "trained").touch()
-    assert (tmp_path / "trained").exists()
-
-
 # damaged checkpoints
 @pytest.mark.parametrize("suffix", ["json", "safetensors"])
 @pytest.mark.parametrize("harm", ["cut", "flip", "gone", "empty"])
@@ -382,15 +306,6 @@ def whole_run():
 
 
 # clocks
-def test_a_clock_that_goes_back_changes_nothing(tmp_path, monkeypatch):
-    now = [4e9]
-
-    def back() -> float:
-        now[0] -= 3600
-        return now[0]
-
-    monkeypatch.setattr(time, "time", back)
-    assert 0 < fit(faults.TINY, folder=tmp_path).seconds < 600
 
 
 # divergence
