@@ -39,7 +39,7 @@ EXCEPTIONS = {("methods.pages", "models.networks"): "the page of a method trains
 """Imports against the order, with the reason."""
 
 LONGEST = 1_000
-FILES_AT_MOST, LINES_AT_MOST = 145, 38_150
+FILES_AT_MOST, LINES_AT_MOST = 145, 38_180
 """The budget of the package; lower it with the code. A new capability may raise it by the lines that it earns."""
 BRITISH = re.compile(
     r"(?i)colour|behaviour|neighbour|centre|labelled|catalogue|"

@@ -102,7 +102,7 @@ def test_the_loss_of_several_labels_is_the_equation_by_label():
 @pytest.mark.parametrize("limit", [{"strength": 0.0}, {}], ids=["strength 0", "first epoch"])
 def test_without_strength_it_is_cross_entropy(limit):
     criterion = methods.robust(num_samples=N, num_classes=C, **limit)
-    hidden = criterion.terms["loss"]["1"].strength.withheld if not limit else torch.zeros(N, dtype=torch.bool)
+    hidden = Strength.of(criterion).withheld if not limit else torch.zeros(N, dtype=torch.bool)
     for u, y, i in next(batches(1)):
         theirs = F.cross_entropy(u, y, reduction="none").masked_fill(hidden[i], 0.0).mean()
         agree(criterion(u, y, i), theirs, u)

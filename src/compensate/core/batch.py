@@ -157,11 +157,6 @@ class Batch:
         return self.target if self.complete else self.target * self.valid
 
     @once
-    def kept_labels(self) -> Tensor:
-        """(B,) the same, to keep after the call: the caller may reuse its tensors."""
-        return self.labels.clone() if self.labels is self.target else self.labels
-
-    @once
     def y(self) -> Tensor:
         """(B, C) the given labels as distributions; zero rows if ignored."""
         form = self.u if self._form is None else self._form  # `u` is not known yet while `dx` is inferred
@@ -328,8 +323,10 @@ class Batch:
     @property
     def losses(self) -> Tensor:
         """(B,) the summands of the equation with class weights, before the mean."""
-        losses = self.compensated if self.penalty is None else self.compensated + self.penalty
-        return losses if self.criterion.weight is None else self.criterion.weighted(self, losses)
+        losses = self.l if self.dl is None else self.l + self.dl
+        losses = losses if self.penalty is None else losses + self.penalty
+        losses = losses if self.criterion.weight is None else self.criterion.weighted(self, losses)
+        return losses if self.withheld is None else losses.masked_fill(self.withheld, 0.0)
 
     @once
     def gradient(self) -> Tensor:

@@ -41,6 +41,9 @@ class Statistic(nn.Module):
     observes: ClassVar[Literal["logits", "loss"]] = "loss"
     """When it observes: after the loss, or before the terms, which can then read its value for this batch."""
 
+    withholds: ClassVar[bool] = False
+    """Whether samples of the batch, `hidden(s)` (B,), get neither loss nor record."""
+
     shares: ClassVar[bool] = False
     """Whether all places of a sample may share one row."""
 
@@ -147,6 +150,10 @@ class Statistic(nn.Module):
         """(R,) distinct rows of its buffers that this batch moves; None if it may move anything."""
         return None
 
+    def hidden(self, s: Batch) -> Tensor:
+        """(B,) true for samples that are withheld; see `withholds`."""
+        raise NotImplementedError
+
     def undo(self, s: Batch) -> Callable[[], None]:
         """A function that restores the state before `observe`, for batches that raise an error later."""
         rows = self.moved_rows(s)
@@ -159,7 +166,8 @@ class Statistic(nn.Module):
         return back
 
     def end_epoch(self) -> None:
-        """Rolls over, for statistics of one epoch."""
+        """Rolls over, for statistics of one epoch; the next visits the same samples."""
+        self.flush()
 
 
 SHOWN = 10
@@ -307,7 +315,7 @@ class Evidence(Statistic):
             self.flush()
         self._buffered += s.plain.numel()
         # The caller may reuse its tensors.
-        index, labels = index.clone() if index is s.index else index, s.kept_labels if labels is s.labels else labels
+        index, labels = index.clone() if index is s.index else index, labels.clone() if labels is s.target else labels
         self._buffer.append(Visits(index, s.plain.clone(), labels, du if s.du is None else du.clone()))
         self._indices.append(self._buffer[-1].rows if s.index is None or index.is_cpu else s.index.clone())
         if self._buffered > BUFFER:
@@ -323,10 +331,6 @@ class Evidence(Statistic):
             # The vote depends on the order of visits: batches vote one by one, unless it is known that no sample comes twice.
             distinct = is_eager_cpu(indices) and distinct_rows(indices)[1] is None
             self._add(visits, [len(visits.rows)] if distinct else [len(part.rows) for part in buffered])
-
-    def end_epoch(self) -> None:
-        """Adds the buffered visits: the next epoch visits the same samples."""
-        self.flush()
 
     # --- the record -------------------------------------------------------------------------------------------
 

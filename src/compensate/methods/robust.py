@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from compensate.core.batch import Batch, Value, at
-from compensate.core.criterion import BinaryBase, Compensated, Term
+from compensate.core.criterion import BinaryBase, Compensated
 from compensate.core.statistics import Evidence, Statistic, labels_of
 from compensate.errors import InputError, check
 from compensate.methods.registry import Block, Choice, Real, Space, method
-from compensate.terms.strength import GAIN, Strength, Withheld
+from compensate.terms.strength import GAIN, Strength
 
 __all__ = ["robust"]
 
@@ -27,7 +27,7 @@ def distribution(s: Batch, values: Tensor) -> Tensor:
 
 def label_class(s: Batch) -> Tensor:
     """(B,) the given class of each row; with several labels, twice the number of the label plus its value, 0 or 1."""
-    return 2 * s.places.classes(s.target) + s.labels if s.places.binary else s.kept_labels
+    return 2 * s.places.classes(s.target) + s.labels if s.places.binary else s.labels
 
 
 @final
@@ -86,7 +86,7 @@ class Doubt(Statistic):
 
     def observe(self, s: Batch) -> None:
         """Adds the support of the labels of the batch."""
-        self.collect(s, self.support(s).to(self.line.dtype), label_class(s))
+        self.collect(s, self.support(s).to(self.line.dtype), label_class(s).clone())
 
     def add(self, valid: Tensor | None, *columns: Tensor) -> None:
         """Adds the support (n,) of labels (n,)."""
@@ -194,11 +194,10 @@ def robust(
         raise InputError(f'strength is "{strength}"; expected "auto" or a number from 0 to 1.')
     check(not isinstance(strength, int | float) or 0 <= strength <= 1, "a strength from 0 to 1", strength=strength)
     mean, value = RunningMean(rows, classes, beta, base is not None), measured or strength
-    loss: tuple[Term, ...] = (Agreement(mean, value, lam),)
     record = Evidence(num_samples, score="margin", num_classes=classes, num_labels=labels)
     return Compensated(
         label=TowardMean(Doubt(mean, classes * labels), value),
-        loss=(*loss, Withheld(measured)) if measured else loss,
+        loss=Agreement(mean, value, lam),
         base=base,
         record=record,
     )

@@ -35,7 +35,7 @@ class Strength(Statistic):
     .. math:: s \leftarrow \max\left(s,\; \min\left(1,\; \max\left(10\, \frac{P - W - \sigma}{1 - W},\; 5\, (2 W_c - 1)\right)\right)\right)
 
     once per epoch, from zero. :math:`P` is the mean probability of the given label over the trained samples, :math:`W` the mean over the
-    withheld samples, which :class:`Withheld` keeps from the model, :math:`W_c` the mean of :math:`W` over the classes, and :math:`\sigma`
+    withheld samples, which have neither loss nor record, :math:`W_c` the mean of :math:`W` over the classes, and :math:`\sigma`
     the standard error of :math:`W`. The difference :math:`P - W` in the first epoch, where no label can have been memorized yet, is
     chance and is subtracted later. The first argument is the memorized share of the labels that the model cannot predict. The second
     is positive where the model is right more often than not in a class: its own predictions can then be trusted.
@@ -55,13 +55,13 @@ class Strength(Statistic):
     >>> from compensate import Compensated
     >>> from compensate.terms import Pull
     >>> strength = Strength(1000, 10)
-    >>> criterion = Compensated(logit=Pull(strength), loss=Withheld(strength))
+    >>> criterion = Compensated(logit=Pull(strength))
     >>> strength
     Strength(0.00, 100 of 1000 samples withheld)
     """
 
     inference, granularity, binary = "tuning", "corpus", True
-    reader = "a strength"
+    reader, withholds = "a strength", True
 
     def __init__(
         self, num_samples: int, num_classes: int, share: float = 0.02, seed: int = 0, several: bool = False
@@ -105,14 +105,14 @@ class Strength(Statistic):
         return s.shared[self]
 
     def hidden(self, s: Batch) -> Tensor:
-        """(B,) the samples of the batch that are withheld now: a strength of 1 is as large as true."""
+        """(B,) those that are withheld now: a strength of 1 is as large as true."""
         return self.chosen(s) > self.value
 
     def observe(self, s: Batch) -> None:
         """Adds the probabilities of the given labels."""
         p = s.p.detach()
         given = (p * s.y + (1 - p) * (1 - s.y))[:, 0] if s.places.binary else s.of_label(p)
-        self.collect(s, given.to(self.value.dtype), s.kept_labels, self.chosen(s))
+        self.collect(s, given.to(self.value.dtype), s.labels.clone(), self.chosen(s))
 
     def add(self, valid: Tensor | None, *columns: Tensor) -> None:
         """Adds probabilities (n,) of labels (n,) of samples that are withheld where `chosen` (n,)."""
@@ -153,36 +153,13 @@ class Strength(Statistic):
 
 
 @final
-class Withheld(nn.Module):
-    """Takes away the loss and the record of the samples that a :class:`Strength` withholds, whatever the other loss terms add.
-
-    >>> Withheld(Strength(10_000, 10))
-    Withheld(
-      (strength): Strength(0.00, 200 of 10000 samples withheld)
-    )
-    """
-
-    direction, granularity, binary = "positive", "sample", True
-
-    def __init__(self, strength: Strength) -> None:
-        super().__init__()
-        self.strength = strength
-
-    def forward(self, s: Batch) -> Tensor:
-        """Zero: the batch sets the losses of its withheld samples to 0 after all terms."""
-        hidden = self.strength.hidden(s)
-        s.withheld = hidden if s.withheld is None else s.withheld | hidden
-        return s.l.new_zeros(())
-
-
-@final
 class Scaled(nn.Module):
     r"""A number that a strength moves from `rest` to `full`: :math:`r + s (f - r)`. As a value, a scalar tensor.
 
     >>> from compensate import Compensated
     >>> from compensate.terms import Pull
     >>> strength = Strength(1000, 10)
-    >>> criterion = Compensated(logit=Pull(Scaled(5.0, strength)), loss=Withheld(strength))
+    >>> criterion = Compensated(logit=Pull(Scaled(5.0, strength)))
     """
 
     binary = True
