@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
+from compensate.cli.methods import first_sentence
 from compensate.core.criterion import DIRECTIONS, INFERENCES, TARGETS, Taxonomy
 from compensate.files import write_atomically
 from compensate.methods.composition import compose, why_not
-from compensate.methods.pages import first_sentence
 from compensate.methods.registry import METHODS, Method
 
 LEVELS = ("sample", "category", "corpus", "mixed")

@@ -35,11 +35,9 @@ LAYERS = [
 """A package imports itself and packages of earlier layers."""
 APART = [({"core", "terms", "methods"}, {"data", "encoders", "models"}), ({"data"}, {"core", "terms", "methods"})]
 """Packages of the first set import none of the second, whatever their layers."""
-EXCEPTIONS = {("methods.pages", "models.networks"): "the page of a method trains an example network"}
-"""Imports against the order, with the reason."""
 
 LONGEST = 1_000
-FILES_AT_MOST, LINES_AT_MOST = 145, 38_180
+FILES_AT_MOST, LINES_AT_MOST = 143, 38_180
 """The budget of the package; lower it with the code. A new capability may raise it by the lines that it earns."""
 BRITISH = re.compile(
     r"(?i)colour|behaviour|neighbour|centre|labelled|catalogue|"
@@ -109,10 +107,7 @@ def test_imports_follow_the_order_of_packages():
             apart = any(package(name) in first and package(other) in second for first, second in APART)
             if apart or layer(other) >= layer(name):
                 against.add((name.removeprefix("compensate."), other.removeprefix("compensate.")))
-    for pair in sorted(EXCEPTIONS):
-        print(f"exception: {' imports '.join(pair)}: {EXCEPTIONS[pair]}")
-    assert not against - EXCEPTIONS.keys()
-    assert not EXCEPTIONS.keys() - against, "remove exceptions that no longer occur"
+    assert not against
 
 
 def test_no_file_is_too_long():

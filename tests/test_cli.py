@@ -19,7 +19,6 @@ import typer.main
 from typer.testing import CliRunner
 
 from compensate.cli import COMMANDS, app, main
-from compensate.cli.terminal import console
 from compensate.errors import InputError
 from compensate.training import Run
 from processes import start
@@ -62,6 +61,17 @@ def test_methods_are_listed_and_each_has_a_page():
     assert "Algorithm 1" in page
 
 
+@pytest.mark.parametrize(("words", "expected"), [("aud", "audit"), ("audit --labels-c", "--labels-columns")])
+def test_shells_complete_commands_and_their_options(words, expected):
+    env = {
+        "_COMPENSATE_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"compensate {words}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    done = CliRunner(env=env).invoke(app, [], prog_name="compensate")
+    assert done.stdout.split() == [expected]
+
+
 @pytest.mark.usefixtures("small_learners")
 def test_json_is_alone_on_standard_output(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -82,24 +92,13 @@ def test_json_is_alone_on_standard_output(tmp_path, monkeypatch):
     applied, said = report("apply", "run", "--accept", "0.0", "--out", "fixed.csv")
     assert applied["changed"] == len(suspects)
     assert "changed" in said
+    assert report("export", "run", "--to", "cleanlab", "--out", "issues.csv")[0]["rows"] == len(suspects)
+    assert report("card", "run")[0]["decisions"]["changed"] == 0
     assert report("check", "fixed.csv", "--against", "run")[0]["files"][0]["rows"] == len(pd.read_csv("fixed.csv"))
     assert [row["name"] for row in report("methods", "LogComp")[0]["methods"]] == ["logcomp"]
     options = ("--methods", "base", "--seeds", "1", *SMALL, "--workers", "1", "--out", "c")
     assert report("compare", "digits", *options)[0]["table"][0]["method"] == "base"
     assert "logcomp" in CliRunner().invoke(app, ["methods"]).stdout, "the next command writes to standard output again"
-
-
-@pytest.mark.usefixtures("small_learners")
-def test_a_terminal_gets_bars_and_a_pipe_none(tmp_path, monkeypatch):
-    messages(tmp_path / "m.csv", topic=[*"bcabca", *"abc" * 18])
-    command = ["audit", str(tmp_path / "m.csv"), "--encoder", "none", "--out", str(tmp_path / "run")]
-    assert "0.9 to 1" not in output(*command)
-    monkeypatch.setattr(console, "_force_terminal", True)
-    said = output(*command)
-    counts = [int(n) for n in re.findall(r"0\.\d to [\d.]+ +(\d+)", said)]
-    p = pd.read_csv(tmp_path / "run" / "suspects.csv")["p_error"]
-    assert counts == [int(n) for n in np.histogram(p, [0.1, 0.3, 0.5, 0.7, 0.9, 1.0])[0][::-1]]
-    assert sum(counts) > 0
 
 
 def assert_told(code: object, stderr: str, said: str) -> None:
@@ -310,16 +309,6 @@ def messages(path: Path, **more: list[str]) -> Path:
     table.loc[[4, 9], "topic"] = ""
     table.assign(**more).to_csv(path, index=False)
     return path
-
-
-BRIEF = ["--epochs", "1", "--set", "model_options.hidden=8", "--set", "test=0.25"]
-
-
-def test_test_rows_without_a_label_are_left_out(tmp_path):
-    path = messages(tmp_path / "m.csv", split=["test"] * 20 + ["train"] * 40)
-    lines = output("train", str(path), *BRIEF, "--out", str(tmp_path / "run")).splitlines()
-    assert "36 samples to train, 4 to validate, 18 to test, 2 without a label left out" in lines[0]
-    assert lines[1] == "test labels come from the test part of the data"
 
 
 def test_a_file_that_was_changed_is_trained_on_anew(tmp_path, monkeypatch):

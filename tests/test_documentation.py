@@ -39,7 +39,7 @@ def test_code_blocks_run(block, tmp_path, monkeypatch):
 
 
 def test_the_page_of_methods_is_made_from_the_table(tmp_path):
-    from compensate.methods.pages import write_pages
+    from compensate.cli.methods import write_pages
 
     write_pages(tmp_path / "methods.md")
     assert (tmp_path / "methods.md").read_text() == (ROOT / "docs" / "methods.md").read_text(), "run `make docs`"

@@ -18,7 +18,7 @@ from torch import nn
 
 from compensate import Compensated
 from compensate.core import stores
-from compensate.core.stores import Mapped, Packed, Sparse, Spec, choose, pack_numbers, unpack_numbers
+from compensate.core.stores import Mapped, Sparse, Spec, choose, pack_numbers, unpack_numbers
 from compensate.errors import InputError
 from compensate.methods import logcomp
 from compensate.terms import L1, L2, Sample
@@ -222,16 +222,6 @@ def test_rows_follow_the_type_of_the_model():
     assert next(criterion.tables()).gather(torch.tensor([4])).dtype == torch.float64
     meta = copy.deepcopy(criterion).to("meta")
     assert next(meta.tables()).store.filled == 2  # rows stay where they are
-
-
-def test_loading_replaces_all_rows():
-    store = Sparse(6, 2)
-    store.scatter(torch.tensor([1, 3]), torch.ones(2, 2))
-    assert store.gather(torch.tensor([3]), torch.empty(0)).tolist() == [[1, 1]]
-    assert copy.deepcopy(store).filled == 2
-    store.load(Packed.of(np.array([4]), iter([np.array([[0.0, 7.0]], np.float32)])))
-    assert store.read(np.arange(6))[4].tolist() == [0, 7]
-    assert store.filled == 1
 
 
 def test_runs_are_alike_and_resumed_exactly_whatever_keeps_the_rows(tmp_path):

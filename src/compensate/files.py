@@ -197,6 +197,28 @@ def make_folder(path: str | Path) -> Path:
 
 
 @contextmanager
+def exclusive(lock: Path, busy: Callable[[], str]) -> Iterator[None]:
+    """Holds a lock file; raises the message of ``busy`` if another process holds it. On a file system without locks this does nothing."""
+    from filelock import FileLock, Timeout
+
+    held = FileLock(lock)
+    try:
+        held.acquire(blocking=False)
+    except NotImplementedError:
+        yield
+        return
+    except Timeout:
+        raise InputError(busy()) from None
+    except OSError as error:
+        with writing(lock.parent):
+            raise error
+    try:
+        yield
+    finally:
+        held.release()
+
+
+@contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
     """A new folder to write to, which replaces `folder` once everything is written."""
     folder = Path(os.path.realpath(folder))

@@ -371,7 +371,7 @@ def test_a_thousand_decisions_of_two_tabs_survive_a_killed_server(tmp_path: Path
 
 @pytest.mark.slow
 def test_the_server_ends_after_idleness_and_a_poll_does_not_keep_it_alive(tmp_path: Path) -> None:
-    process, address = review_process(made_run(tmp_path / "run"), free_port(), "--idle", "2s")
+    process, address = review_process(made_run(tmp_path / "run"), free_port(), "--idle", "0.03")
     client = Client(address)
     assert client.decide(3) == 200
     started = time.monotonic()
@@ -410,7 +410,7 @@ def _is_free(port: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(("--idle", "soon"), "30m"), (("--port", "70000"), "65535"), ((), "report.html")]
+    ("arguments", "said"), [(("--idle", "-1"), "idle"), (("--port", "70000"), "65535"), ((), "report.html")]
 )
 def test_wrong_arguments_of_review_are_named(
     arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -15,10 +15,12 @@ from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import binom, chi2
 
-from compensate.auditing.decisions import Correction, Event, Journal
+from compensate.auditing.decisions import BLIND, Correction, Event, Journal
 from compensate.auditing.request import reopen, rewrite_with_looks
 from compensate.auditing.result import Audit
 from compensate.auditing.sampling import Sample, draw, recalibrate, stratified_share
+from compensate.auditing.server import Review
+from compensate.cli.card import count_decisions
 from compensate.cli.review import open_sample
 from compensate.data.dataset import Estimate
 from compensate.errors import InputError
@@ -44,14 +46,15 @@ def test_the_interval_holds_whatever_the_model_believes(model: str) -> None:
     p = rng.beta(0.2, 1.8, 2000)
     wrong = rng.random(2000) < p
     believed = {"right": p, "unrelated": rng.permutation(p), "reversed": np.sort(p)[np.argsort(np.argsort(-p))]}[model]
-    held, width = [], []
-    for seed in range(150):
+    held, width, draws = [], [], 400
+    for seed in range(draws):
         sample = draw(believed, np.arange(2000), seed)
         share = sample.estimate(wrong[sample.index[:100]].tolist()).wrong
         assert share is not None
         held.append(share.low <= wrong.mean() <= share.high)
         width.append(share.high - share.low)
-    assert np.mean(held) > 0.9
+    low, high = binom.ppf((0.0005, 0.9995), draws, (0.93, 0.97))
+    assert low <= sum(held) <= high, "a coverage of 93 % to 97 %, up to the chance of these draws"
     simple = stratified_share(np.array([100 * wrong.mean()]), np.array([100]), np.array([2000]))
     ratio = np.mean(width) / (simple.high - simple.low)
     assert ratio < 0.75 if model == "right" else ratio < 1.5
@@ -67,11 +70,14 @@ def test_few_answers_give_no_share_and_unclear_ones_do_not_count_as_wrong() -> N
     assert looks.wrong.value == 0 < looks.unclear.low < 0.5 < looks.unclear.high
     with pytest.raises(InputError, match="201 answers, and 200"):
         sample.estimate([True] * 201)
-    first = [
-        Correction(int(i), "a", d, "b")
-        for i, d in zip(sample.index, ("other", "reject", "wrong", "unclear"), strict=False)
-    ]
-    assert sample.answers([*first, Correction(int(sample.index[5]), "a", "wrong", "")]) == [True, False, True, None]
+    decisions = ("other", "reject", "wrong", "unclear")
+    first = [Correction(int(i), "a", d, "b") for i, d in zip(sample.index, decisions, strict=False)]
+    assert sample.looked([*first, Correction(int(sample.index[5]), "a", "wrong", "")]).answers == (
+        True,
+        False,
+        True,
+        None,
+    )
 
 
 def test_a_sample_is_stored_and_a_broken_one_is_named(tmp_path: Path) -> None:
@@ -125,22 +131,52 @@ def test_the_run_takes_over_the_share_and_the_next_audit_keeps_it(run: Path) -> 
     before = Audit.load(run)
     rows = review.sample.index[:80].tolist()
     Journal(run).record(
-        Event(Correction(i, str(before.names(before.given)[i]), "wrong" if i % 10 == 3 else "reject", ""), 0, "t")
+        Event(
+            Correction(i, str(before.names(before.given)[i]), "wrong" if i % 10 == 3 else "reject", ""), 0, "t", BLIND
+        )
         for i in rows
     )
     after = rewrite_with_looks(found, run)
     stored = Audit.load(run)
     assert stored.provenance.looks is not None
-    assert stored.provenance.looks["looks"] == 80
+    assert stored.provenance.looks["looks"] == 60, "the share is stated after 60, 100 and 200 answers"
     assert stored.noise_rate == after.noise_rate
     assert stored.noise_rate.low <= 0.1 <= stored.noise_rate.high
-    assert "80 labels looked at" in repr(stored)
+    assert "60 labels looked at" in repr(stored)
     assert {path.name for path in run.iterdir()} >= {"sample.json", "decisions.jsonl", "report.html", "config.json"}
     np.testing.assert_array_equal(
         np.argsort(-stored.log_odds, kind="stable"), np.argsort(-before.log_odds, kind="stable")
     )
     twice = rewrite_with_looks(reopen(run), run)
     np.testing.assert_allclose(twice.p_error, after.p_error)
+
+
+def test_only_answers_of_the_blind_page_count(run: Path) -> None:
+    _, blind = open_sample(run, 100)
+    assert blind.sample is not None
+    rows, right = blind.sample.index[:100].tolist(), "reject"
+    plain = Review(run)
+    plain.journal.record(plain.events({"tab": "t", "made": [[row, "accept", None, 1, True] for row in plain.rows]}))
+    plain.journal.record(
+        plain.events({"tab": "t", "made": [[row, "accept", None, 2] for row in rows if row in plain.rows]})
+    )
+    _, blind = open_sample(run, 100)
+    assert blind.since(0)["made"] == [], "the blind page shows no answer of the open one"
+    assert (blind.looked() or {})["looks"] == 0
+    made = [[row, "wrong" if row % 10 == 3 else right, None, 3] for row in rows]
+    blind.journal.record(blind.events({"tab": "b", "made": made[:99]}))
+    looked = blind.looked() or {}
+    assert (looked["looks"], looked["found"]) == (60, sum(row % 10 == 3 for row in rows[:60]))
+    blind.journal.record(blind.events({"tab": "b", "made": [[rows[0], "", None, 4]]}))
+    assert (blind.looked() or {})["looks"] == 0, "an answer that is taken back leaves a gap"
+    blind.journal.record(blind.events({"tab": "b", "made": [[*made[0][:3], 5], made[99]]}))
+    plain, seen = Review(run), next(row for row in rows if row in plain.rows)
+    plain.journal.record(plain.events({"tab": "t", "made": [[seen, "drop", None, 6]]}))
+    _, blind = open_sample(run, 100)
+    looked = blind.looked() or {}
+    assert (looked["looks"], looked["found"]) == (100, sum(row % 10 == 3 for row in rows))
+    ways = [*count_decisions(Journal(run))[0].values()]
+    assert ways == [100, len(set(plain.rows) - set(rows)), 0]
 
 
 @pytest.mark.slow

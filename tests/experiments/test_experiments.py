@@ -173,7 +173,7 @@ def test_the_same_search_goes_on_and_does_nothing_twice(found):
     assert all(row in longer["trials"] for row in report["trials"])
 
 
-# Figures
+# The taxonomy in pictures
 
 
 def test_tree_has_all_targets_and_each_method_once_at_its_place():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
@@ -17,8 +16,6 @@ from torch import nn
 from compensate import InputError, meta_step, methods
 from compensate.terms.classes import CosineHead
 from compensate.terms.meta import meta_gradient
-from experiments.figures.plots import plot_change_by_class
-from experiments.figures.trained import relative_change_by_class
 
 # Logit imbalance
 COUNTS = [70, 20, 10]
@@ -301,16 +298,3 @@ def test_group_margins_follow_equation_42():
     meta_step(criterion, model, (x, y), clean, lr=0.2)
     assert torch.allclose(next(criterion.tables()).weight, (start - 0.5 * grad).clamp(min=0))
     assert grad.abs().max() > 1e-5
-
-
-@pytest.mark.slow
-def test_the_picture_shows_the_largest_class_first():
-    mpl.use("Agg")
-    ax = plot_change_by_class(torch.tensor([0.5, -0.2, 0.1]), class_counts=[5, 80, 20])
-    assert [bar.get_height() for bar in ax.patches] == pytest.approx([-0.2, 0.1, 0.5])
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["1", "2", "0"]
-    mpl.pyplot.close(ax.figure)
-    with pytest.raises(InputError, match="class_counts"):
-        plot_change_by_class(torch.zeros(3), class_counts=[1, 2])
-    with pytest.raises(InputError, match="no batch"):
-        relative_change_by_class([])

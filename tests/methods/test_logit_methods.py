@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
@@ -18,7 +17,6 @@ from compensate.core.criterion import measured
 from compensate.methods.logit import DYNAMICS, dynamics
 from compensate.terms import Top
 from compensate.terms.meta import meta_gradient
-from experiments.figures.plots import plot_self_paced
 from tiny import overall_sign
 
 
@@ -245,15 +243,6 @@ def test_self_paced_weights_minimize_their_objectives(loss):
 def test_bad_self_paced_settings(bad):
     with pytest.raises(InputError):
         methods.self_paced_weights(torch.ones(2), *bad[:2], **({"easy": bad[2]} if bad[2:] else {}))
-
-
-def test_the_picture_shows_that_compensation_acts_as_hard_weights():
-    mpl.use("Agg")
-    ax = plot_self_paced(lam=0.6)
-    lines = {line.get_label(): line.get_xydata() for line in ax.get_lines()}
-    mpl.pyplot.close(ax.figure)
-    assert np.allclose(lines["loss ratio of compensation"][:, 1], lines["hard"][:, 1], atol=1e-2)
-    assert set(lines) == {"hard", "linear", "logarithmic", "mixture", "loss ratio of compensation"}
 
 
 # Class perturbation

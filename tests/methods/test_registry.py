@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from compensate import METHODS, Compensated, InputError, meta_step
+from compensate.cli.methods import measured_change
 from compensate.core.criterion import PATIENCE
 from compensate.methods import find
 from compensate.methods.label import local_dimensionality
-from compensate.methods.pages import measured_change
 from compensate.terms import Category, Ramp
 from tiny import TinyNet
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compensate.auditing.class_names import merge_spellings
-from compensate.auditing.decisions import CORRECTIONS, Correction, Event, Journal
+from compensate.auditing.decisions import BULK, CORRECTIONS, Correction, Event, Journal
 from compensate.auditing.issues import KINDS, issue_rows
 from compensate.auditing.labels.quantity import in_other_unit
 from compensate.data.labels import is_missing, label_name
@@ -113,15 +113,15 @@ def record(journal: Journal, made: Iterable[Correction], time: int) -> None:
     made = list(made)
     earlier = (journal.latest.get(c.index) for c in made)
     journal.record(event for event in earlier if event is not None and event.tab == CORRECTIONS)  # for `undo`
-    journal.record(Event(c, time, BY_COMMAND) for c in made)
+    journal.record(Event(c, time, BY_COMMAND, BULK) for c in made)
     journal.merge()
 
 
 def undo(journal: Journal, time: int) -> int:
     """Restores the decisions before those of commands; returns how many were taken back."""
-    latest = [event.made for event in journal.latest.values() if event.tab == BY_COMMAND]
-    earlier = {e.made.index: e.made for e in sorted(journal.events, key=lambda e: e.time) if e.tab != BY_COMMAND}
-    before = [earlier.get(made.index, replace(made, decision="", label="")) for made in latest]
-    journal.record(Event(made, time, "undo") for made in before)
+    latest = [event for event in journal.latest.values() if event.tab == BY_COMMAND]
+    earlier = {e.made.index: e for e in sorted(journal.events, key=lambda e: e.time) if e.tab != BY_COMMAND}
+    empty = (replace(event, made=replace(event.made, decision="", label="")) for event in latest)
+    journal.record(replace(earlier.get(e.made.index, e), time=time, tab="undo") for e in empty)
     journal.merge()
     return len(latest)

@@ -225,12 +225,12 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
 
         tunable = find_tunable(data, how.encoder) if how.finetune else None
     chunked = isinstance(data, ChunkedDataset)
-    room, least = MAX_FEATURES if chunked else np.inf, FIXED_BYTES + ROW_BYTES * len(data)
+    feature_bytes, needed = MAX_FEATURES if chunked else np.inf, FIXED_BYTES + ROW_BYTES * len(data)
     if chunked and how.memory is not None:
-        room = int(FEATURE_SHARE * how.memory)
-        if how.memory < least:
+        feature_bytes = int(FEATURE_SHARE * how.memory)
+        if how.memory < needed:
             raise InputError(
-                f"memory is {how.memory / 1e9:.2f} GB; an audit of {len(data):,} rows needs {least / 1e9:.2f} GB or more. Raise "
+                f"memory is {how.memory / 1e9:.2f} GB; an audit of {len(data):,} rows needs {needed / 1e9:.2f} GB or more. Raise "
                 "memory, or audit a part of the rows."
             )
     with ExitStack() as stack:
@@ -243,7 +243,13 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
         features, part = None, np.arange(len(data))
         if how.model is None or how.crossfit:
             features, part = compute_features(
-                data, how.encoder, device=how.device, progress=how.progress, run=how.run, stages=stages, room=room
+                data,
+                how.encoder,
+                device=how.device,
+                progress=how.progress,
+                run=how.run,
+                stages=stages,
+                room=feature_bytes,
             )
             notes += features.notes
         else:
@@ -367,7 +373,7 @@ def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
     notes: list[str] = []
     lone = np.flatnonzero(np.isin(given, np.flatnonzero(counts == 1)))
     if len(lone):
-        shown = _first([f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone])
+        shown = _first_five([f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone])
         notes.append(
             "A label that occurs once cannot be contradicted by others. Such rows are listed with the likeliest other class, and flagged "
             f"only if that has nearly the same name: {shown}."
@@ -380,7 +386,7 @@ def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
         twice = np.flatnonzero(times > 1)
         if len(twice):
             some = [f'"{ids[k][:40]}" ({times[k]} times, first row {data.index[where[k]]})' for k in twice]
-            notes.append(f"Ids that are not unique: {_first(some)}. Rows are told apart by their index.")
+            notes.append(f"Ids that are not unique: {_first_five(some)}. Rows are told apart by their index.")
     for note in notes:
         warnings.warn(note, stacklevel=3)
     rows = int((given != UNLABELED).sum())
@@ -402,7 +408,7 @@ def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
     return given, tuple(notes)
 
 
-def _first(texts: list[str]) -> str:
+def _first_five(texts: list[str]) -> str:
     """The first five texts, and the number of the others."""
     return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from compensate.auditing.content import digest_text
@@ -26,7 +25,7 @@ from compensate.auditing.write_back import csv_bytes, guard, same_label, unguard
 from compensate.data.dataset import UNLABELED, Dataset, Ints
 from compensate.data.tables import read_frame
 from compensate.errors import InputError, nearest
-from compensate.files import write_atomically, writing
+from compensate.files import exclusive, write_atomically, writing
 
 COLUMNS = ("index", "given", "decision", "label", "row", "source", "part")
 """Of ``corrections.csv``; the last three may be missing."""
@@ -37,6 +36,9 @@ where the right one is unknown, which keeps it too."""
 
 JOURNAL, CORRECTIONS, LOCK = "decisions.jsonl", "corrections.csv", "review.lock"
 """The journal, the file made from it, and the lock that keeps a second process out during a review."""
+
+BLIND, BULK = "blind", "bulk"
+"""Marks of decisions in the journal: made without seeing the given label, and made about many labels at once."""
 
 _DIGEST = re.compile("sha256:[0-9a-f]{16}")
 
@@ -286,26 +288,29 @@ def find_rows(data: Dataset, decisions: Iterable[Correction]) -> list[int | None
 
 @dataclass(frozen=True)
 class Event:
-    """A line of the journal: a decision (an empty one undoes an earlier one), its time in milliseconds since 1970, and the browser tab."""
+    """A line of the journal: a decision (an empty one undoes an earlier one), its time in milliseconds since 1970, the browser tab and the mark."""
 
     made: Correction
     time: int
     tab: str
+    how: str = ""  # `BLIND`, `BULK`, or empty for a label that was reviewed by itself
 
     def line(self) -> bytes:
-        text = json.dumps({"time": self.time, "tab": self.tab, **asdict(self.made)}, ensure_ascii=False)
+        values = {"time": self.time, "tab": self.tab, "how": self.how, **asdict(self.made)}
+        text = json.dumps(values, ensure_ascii=False)
         return text.encode("utf-8", "surrogatepass") + b"\n"
 
     @staticmethod
     def of(line: bytes) -> Event:
         values = json.loads(line.decode("utf-8", "surrogatepass"))
         made = {name: values[name] for name in Correction.__dataclass_fields__}
-        texts = [value for name, value in (*made.items(), ("tab", values["tab"])) if name != "index"]
+        head = {"tab": values["tab"], "how": values.get("how", "")}
+        texts = [value for name, value in (*made.items(), *head.items()) if name != "index"]
         if not all(isinstance(text, str) for text in texts) or made["decision"] not in ("", *DECISIONS):
             raise ValueError("it is not a decision")
         if not all(isinstance(number, int) for number in (made["index"], values["time"])):
             raise ValueError("row and time are not numbers")
-        return Event(Correction(**made), values["time"], values["tab"])
+        return Event(Correction(**made), values["time"], **head)
 
 
 class Journal:
@@ -317,6 +322,7 @@ class Journal:
         self._lock = threading.Lock()
         corrections = read_corrections(folder / CORRECTIONS) if (folder / CORRECTIONS).is_file() else ()
         self.latest = {c.index: Event(c, 0, CORRECTIONS) for c in corrections}
+        self.blind = dict[int, Event]()  # the latest with this mark; later decisions with the label in view leave them
         self.events: list[Event] = []
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.is_file() else []  # the last may be incomplete
         for number, line in enumerate(lines, 1):
@@ -331,8 +337,9 @@ class Journal:
         """Keeps the event with the later time: events of a tab without connection arrive late."""
         self.events.append(event)
         row = event.made.index
-        if row not in self.latest or self.latest[row].time <= event.time:
-            self.latest[row] = event
+        for latest in (self.latest, self.blind) if event.how == BLIND else (self.latest,):
+            if row not in latest or latest[row].time <= event.time:
+                latest[row] = event
 
     @property
     def version(self) -> int:
@@ -345,11 +352,17 @@ class Journal:
         with self._lock:
             return tuple(self.latest[row].made for row in sorted(self.latest) if self.latest[row].made.decision)
 
-    def since(self, version: int) -> Sequence[Event]:
-        """The latest events of the rows with events after a version."""
+    @property
+    def answers(self) -> tuple[Correction, ...]:
+        """The decisions that were made without seeing the given label."""
+        return tuple(event.made for event in list(self.blind.values()) if event.made.decision)
+
+    def since(self, version: int, blind: bool = False) -> Sequence[Event]:
+        """The latest events, or blind ones, of the rows with events after a version; the first version has those of ``corrections.csv`` too."""
         with self._lock:
-            rows = dict.fromkeys(event.made.index for event in self.events[max(version, 0) :])
-            return [self.latest[row] for row in rows]
+            latest = self.blind if blind else self.latest
+            rows = (event.made.index for event in self.events[version:]) if version > 0 else latest
+            return [latest[row] for row in dict.fromkeys(rows) if row in latest]
 
     def record(self, events: Iterable[Event]) -> int:
         """Writes events to disk and returns the new version."""
@@ -389,24 +402,12 @@ def run_decisions(folder: Path) -> tuple[Correction, ...]:
 @contextmanager
 def reviewing(folder: Path) -> Iterator[None]:
     """Keeps other processes from reviewing or replacing a run; raises if one already does."""
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(blocking=False)
-    except NotImplementedError:  # the file system has no locks
-        yield
-        return
-    except Timeout:
-        raise InputError(
-            f"{folder} is being reviewed by another process. Use its page, or end it with Ctrl-C first."
-        ) from None
-    except OSError as error:
-        with writing(folder):
-            raise error
-    try:
-        yield
-    finally:
-        (folder / LOCK).unlink(missing_ok=True)
-        lock.release()
+    busy = f"{folder} is being reviewed by another process. Use its page, or end it with Ctrl-C first."
+    with exclusive(folder / LOCK, lambda: busy):
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 def _short(value: Any) -> str:

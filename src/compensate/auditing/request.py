@@ -17,7 +17,7 @@ import pandas as pd
 from compensate.auditing.api import audit_probabilities
 from compensate.auditing.chunks import FinishedStages, open_chunks
 from compensate.auditing.content import digest_file
-from compensate.auditing.decisions import LOCK, Correction, find_rows, run_decisions
+from compensate.auditing.decisions import LOCK, Correction, Journal, find_rows, run_decisions
 from compensate.auditing.features import make_views, unused_encoder
 from compensate.auditing.issues import find_issues
 from compensate.auditing.result import Audit
@@ -236,8 +236,8 @@ def with_looks(audit: Audit, folder: Path) -> Audit:
     sample = Sample.load(folder)
     if sample is None or sample.sizes.sum() != len(audit) or audit.listed is not None:
         return audit
-    answers = sample.answers(run_decisions(folder))
-    return audit if sample.estimate(answers).wrong is None else audit.estimate(sample, answers)
+    looks = sample.looked(Journal(folder).answers)
+    return audit if looks.wrong is None else audit.estimate(sample, looks.answers)
 
 
 def rewrite_with_looks(audit: Audit, folder: Path) -> Audit:

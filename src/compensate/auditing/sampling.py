@@ -9,6 +9,7 @@ holds for labels of any quality, and a poor audit makes it wider, not wrong.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ from compensate.files import write_atomically
 SAMPLE = "sample.json"
 """The file of a run that holds its sample."""
 
-LOOKS = (60, 100, 200)  # fewest, default and most labels of a sample
+LOOKS = (60, 100, 200)
+"""The numbers of looks after which the share is stated. An interval that is read after every answer, to stop at will, holds less often than it says."""
+
 STRATA = 8
 EVEN = 0.6
 """The share of looks that is spread evenly over all labels; the others go where the audit is unsure."""
@@ -56,22 +59,17 @@ class Sample:
         seen = np.bincount(self.stratum[: len(answers)], minlength=len(self.sizes))
         if (seen < np.minimum(2, self.sizes)).any():
             return Looks(answers)
-        shares = []
-        for answer in (True, None):
-            hits = np.array([one is answer for one in answers], dtype=float)
-            found = np.bincount(self.stratum[: len(answers)], hits, len(self.sizes)).astype(np.float64)
-            shares.append(stratified_share(found, seen, self.sizes))
-        return Looks(answers, *shares)
+        kinds = (np.array([one is answer for one in answers], np.float64) for answer in (True, None))
+        counts = (np.bincount(self.stratum[: len(answers)], kind, len(self.sizes)) for kind in kinds)
+        return Looks(answers, *(stratified_share(found, seen, self.sizes) for found in counts))
 
-    def answers(self, decisions: Iterable[Correction]) -> list[bool | None]:
-        """The answers in decisions, up to the first drawn label without one."""
-        made, found = {c.index: c for c in decisions}, []
-        for row in self.index.tolist():
-            if row not in made:
-                break
-            c = made[row]
-            found.append(None if c.decision in CANNOT else c.decision == "wrong" or c.changes)
-        return found
+    def looked(self, decisions: Iterable[Correction]) -> Looks:
+        """The result of blind decisions, up to the first drawn label without one, at the last number of `LOOKS` that they reach."""
+        made = {c.index: c for c in decisions}
+        blind = [made[row] for row in itertools.takewhile(made.__contains__, self.index.tolist())]
+        answers = [None if c.decision in CANNOT else c.decision == "wrong" or c.changes for c in blind]
+        stops = [n for n in (*LOOKS, len(self.index)) if n <= len(answers)]
+        return self.estimate(answers[: max(stops)]) if stops else Looks(tuple(answers))
 
     def save(self, folder: Path) -> None:
         """Writes the sample to the folder of a run."""
@@ -81,20 +79,18 @@ class Sample:
     @classmethod
     def load(cls, folder: Path) -> Sample | None:
         """Reads the sample in the folder of a run, if there is one."""
-        if not (folder / SAMPLE).is_file():
+        path = folder / SAMPLE
+        if not path.is_file():
             return None
         try:
-            found = json.loads((folder / SAMPLE).read_bytes())
+            found = json.loads(path.read_bytes())
             sample = cls(*(np.array(found[name], np.int64) for name in ("index", "stratum", "sizes")))
             counts = np.bincount(sample.stratum, minlength=len(sample.sizes))
-            if (
-                sample.index.shape != sample.stratum.shape
-                or len(counts) != len(sample.sizes)
-                or (counts > sample.sizes).any()
-            ):
+            fits = (len(sample.index), len(counts)) == (len(sample.stratum), len(sample.sizes))
+            if not fits or (counts > sample.sizes).any():
                 raise ValueError("its strata do not fit")
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise InputError(f"{folder / SAMPLE} is not a sample ({error}). Remove it to draw another one.") from error
+            raise InputError(f"{path} is not a sample ({error}). Remove it to draw another one.") from error
         return sample
 
 
@@ -121,11 +117,9 @@ def describe_looks(stored: Mapping[str, Any]) -> str:
     """
     looks, wrong, unclear = f"{stored['looks']:,} labels looked at", stored["wrong"], stored["unclear"]
     if wrong is None:
-        return f"{looks}: too few for an estimate"
-    text = f"{looks}: {wrong[0]:.1%} are wrong ({wrong[1]:.1%} to {wrong[2]:.1%})"
-    return text + (
-        f", {unclear[0]:.1%} cannot be judged ({unclear[1]:.1%} to {unclear[2]:.1%})" if stored["cannot"] else ""
-    )
+        return f"{looks}; the share is stated after {', '.join(map(str, LOOKS[:-1]))} and {LOOKS[-1]}"
+    cannot = f", {unclear[0]:.1%} cannot be judged ({unclear[1]:.1%} to {unclear[2]:.1%})" * (stored["cannot"] > 0)
+    return f"{looks}: {wrong[0]:.1%} are wrong ({wrong[1]:.1%} to {wrong[2]:.1%}){cannot}"
 
 
 def draw(p_error: Floats, index: Ints, seed: int = 0) -> Sample:
@@ -151,7 +145,7 @@ def draw(p_error: Floats, index: Ints, seed: int = 0) -> Sample:
     return Sample(index[order[place[drawn]]], number[place[drawn]], sizes)
 
 
-def stratified_share(found: Floats, seen: Ints, sizes: Ints) -> Estimate:
+def stratified_share(found: Floats | Ints, seen: Ints, sizes: Ints) -> Estimate:
     """The share of labels of a kind in all strata together, with an interval.
 
     The interval holds the shares that a likelihood ratio test does not reject: the likelihood of the counts is maximized over the shares of

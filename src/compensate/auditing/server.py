@@ -12,13 +12,13 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from compensate.auditing.decisions import DECISIONS, Correction, Event, Journal
+from compensate.auditing.decisions import BLIND, BULK, DECISIONS, Correction, Event, Journal
 from compensate.auditing.page import read_payload
 from compensate.auditing.sampling import Sample
 from compensate.auditing.write_back import is_number
@@ -73,9 +73,12 @@ class Review:
             if not (isinstance(made, list) and isinstance(tab, str) and _TAB.fullmatch(tab)):
                 raise TypeError("tab and made must be a name and a list")
             now = time.time_ns() // 1_000_000
-            return [Event(self._correction(*one[:3]), min(_whole(one[3]), now), tab) for one in made]
+            return [Event(self._correction(*one[:3]), min(_whole(one[3]), now), tab, self._how(one)) for one in made]
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise Refused(HTTPStatus.BAD_REQUEST, f"not a list of decisions: {error}") from error
+
+    def _how(self, one: Sequence[Any]) -> str:
+        return BLIND if self.sample is not None else BULK if one[4:] == [True] else ""
 
     def _correction(self, row: Any, decision: Any, label: Any) -> Correction:
         """The correction that the page would export."""
@@ -95,17 +98,13 @@ class Review:
     def since(self, version: int) -> dict[str, Any]:
         """The decisions after a version, for the page."""
         reached = self.journal.version  # read first: an event may be sent twice, but none is missed
-        made = [[e.made.index, e.made.decision, e.made.label, e.tab] for e in self.journal.since(version)]
-        if version <= 0:  # the first request: also decisions from before the journal
-            sent = {row for row, *_ in made}
-            made += [[c.index, c.decision, c.label, ""] for c in self.journal.decisions if c.index not in sent]
+        events = self.journal.since(version, blind=self.sample is not None)
+        made = [[e.made.index, e.made.decision, e.made.label, e.tab] for e in events]
         return {"version": reached, "made": made, "run": str(self.folder), "looks": self.looked()}
 
     def looked(self) -> dict[str, Any] | None:
         """The estimate from the labels that were looked at so far."""
-        return (
-            None if self.sample is None else self.sample.estimate(self.sample.answers(self.journal.decisions)).stored()
-        )
+        return None if self.sample is None else self.sample.looked(self.journal.answers).stored()
 
 
 class ReviewServer(ThreadingHTTPServer):

@@ -169,6 +169,7 @@ def export(
     everything: Annotated[bool, o.option("Export all rows, not only the flagged ones (always for fiftyone and cleanlab).", "--all")] = False,
     images: Annotated[str | None, o.option("Address or folder of the images as that tool finds them [default: embedded].")] = None,
     force: o.Force = False,
+    json_: o.Json = False,
 ) -> None:  # fmt: skip
     """Export the suspects to an annotation tool; `compensate apply` reads the decisions made there.
 
@@ -192,12 +193,14 @@ def export(
         issues = found.to_cleanlab()["issues"]
         write_csv(out, issues.reset_index(names="row"))
         say(f"{out}: {len(issues):,} rows, {int(issues['is_label_issue'].sum()):,} label issues")
-        return
-    writers = {"label-studio": found.to_label_studio, "fiftyone": found.to_fiftyone, "argilla": found.to_argilla}
-    records = writers[to](everything=everything or to == "fiftyone", images=images)
-    write_atomically(out, json.dumps(records, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
-    say(f"{out}: {len(records):,} records for {to}")
+    else:
+        writers = {"label-studio": found.to_label_studio, "fiftyone": found.to_fiftyone, "argilla": found.to_argilla}
+        records = writers[to](everything=everything or to == "fiftyone", images=images)
+        write_atomically(out, json.dumps(records, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
+        say(f"{out}: {len(records):,} records for {to}")
     if to == "label-studio":
         place = out.with_suffix(".xml")
         write_atomically(place, exchange.label_studio_config(found).encode("utf-8", "replace"))
         say(f"{place}: the labeling interface of the project")
+    if json_:
+        print_json({"path": out, "tool": to, "rows": len(issues if to == "cleanlab" else records)})

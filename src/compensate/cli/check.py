@@ -12,6 +12,7 @@ from compensate.auditing.decisions import run_decisions
 from compensate.auditing.result import Audit
 from compensate.cli import options as o
 from compensate.errors import InputError, nearest
+from compensate.errors import check as expect
 from compensate.files import decode
 
 FORMATS = tuple(checks.FORMATS)
@@ -37,13 +38,12 @@ def check(
     """
     if format not in FORMATS:
         raise InputError(f'--format is "{format}"; {nearest(format, FORMATS)}')
-    if fail_above is not None and not 0 <= fail_above <= 1:
-        raise InputError(f"--fail-above is {fail_above:g}; expected a probability from 0 to 1, such as 0.9.")
+    probability = fail_above is None or 0 <= fail_above <= 1
+    expect(probability, "a probability from 0 to 1, such as 0.9", **{"--fail-above": fail_above})
     number, share = _bound(max_wrong)
     if encoding is not None:
         decode(b"a", "the file", encoding)
-    if delimiter is not None and len(delimiter) != 1:
-        raise InputError(f'delimiter is "{delimiter}"; expected one character, such as ";".')
+    expect(delimiter is None or len(delimiter) == 1, 'one character, such as ";"', delimiter=f'"{delimiter}"')
     o.check_path(*data, against, features)
     if against is None:
         raise InputError("--against is missing; give the run of an audit, for example --against runs/reviews-3f2a.")
@@ -70,8 +70,6 @@ def _bound(text: str) -> tuple[int, float | None]:
         share = float(bare.removesuffix("%")) / (100 if bare.endswith("%") else 1)
     except ValueError:
         share = -1.0
-    if not 0 <= share <= 1:
-        raise InputError(
-            f'--max-wrong is "{text}"; expected a number of labels such as 5, or a share such as 0.02 or 2%.'
-        )
+    wanted = "a number of labels such as 5, or a share such as 0.02 or 2%"
+    expect(0 <= share <= 1, wanted, **{"--max-wrong": f'"{text}"'})
     return 0, share

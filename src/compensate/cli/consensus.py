@@ -18,7 +18,7 @@ from compensate.auditing.result import Audit
 from compensate.auditing.store import check_run_folder, write_run
 from compensate.auditing.write_back import write_csv
 from compensate.cli import options as o
-from compensate.cli.terminal import console, plain_table, quoted, say
+from compensate.cli.terminal import console, plain_table, print_json, quoted, say
 from compensate.data.tables import read_frame
 from compensate.errors import InputError
 from compensate.files import write_atomically
@@ -40,6 +40,7 @@ def consensus(
     encoding: o.Encoding = None,
     delimiter: o.Delimiter = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME-consensus].")] = None,
+    json_: o.Json = False,
 ) -> None:  # fmt: skip
     """Find the consensus of several annotators, how good each is, and which items to label again.
 
@@ -112,6 +113,9 @@ def consensus(
         "then": f"compensate apply {quoted(folder)} -o labels.csv",
     }.items():  # fmt: skip
         say(f"{what + ':':<13} {said}", wrap=False)
+    if json_:
+        quality = agreed.quality.reset_index().to_dict("records")
+        print_json({"run": folder, "items": votes.items, "changed": changed, "wrong": wrong, "annotators": quality})
 
 
 def as_label_table(found: Audit, votes: Votes, items: pd.DataFrame, path: Path, title: str) -> tuple[Audit, bytes]:

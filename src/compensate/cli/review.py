@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import re
 import signal
 import webbrowser
 from collections.abc import Callable
@@ -26,37 +25,30 @@ from compensate.cli.audit import describe_workload
 from compensate.cli.terminal import console, plural, quoted, say
 from compensate.errors import InputError, check
 
-UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
-
 
 def review(
     run: Annotated[Path, o.argument("Run folder that `compensate audit` wrote.")],
     port: Annotated[int | None, o.option("Port to listen on [default: any that is free].")] = None,
-    idle: Annotated[str, typer.Option(help="Idle time after which the server ends, e.g. 30m; 0 for never.")] = "30m",
+    idle: Annotated[float, typer.Option(help="Idle minutes after which the server ends; 0 for never.", min=0)] = 30,
     no_open: Annotated[bool, o.option("Print the address, and open no browser.", "--no-open")] = False,
-    estimate: Annotated[
-        bool, o.option("Look at a random sample, and learn how many labels are wrong.", "--estimate")
-    ] = False,
-    looks: Annotated[
-        int, typer.Option(help="Labels to look at with --estimate, 60 to 200. You may stop earlier.")
-    ] = LOOKS[1],
+    estimate: Annotated[bool, o.option("Learn how many labels are wrong from a random sample.", "--estimate")] = False,
+    looks: Annotated[int, typer.Option(help="Labels to look at with --estimate: 60, 100 or 200.")] = LOOKS[1],
 ) -> None:
     """Open the review page, and save decisions as they are made.
 
     **Example:** `compensate review runs/reviews-3f2a`, then `compensate apply runs/reviews-3f2a`
 
     The page is served on this machine alone, under an address with a random token. Ctrl-C ends it. With --estimate, the page shows random
-    labels without the given one; the share of wrong labels and all probabilities of error then follow your answers.
+    labels without the given one; after 60, 100 and 200 answers it states the share of wrong labels. Ctrl-C writes it into the run.
     """
-    seconds = _seconds(idle)
     check(port is None or 0 < port < 65536, "a number from 1 to 65535, such as 8000", **{"--port": port})
-    check(LOOKS[0] <= looks <= LOOKS[2], f"a number from {LOOKS[0]} to {LOOKS[2]}", **{"--looks": looks})
+    check(looks in LOOKS, "60, 100 or 200", **{"--looks": looks})
     o.check_path(run)
     if not (run / "report.html").is_file():
         raise InputError(f"{run} holds no report.html; expected the folder of a run that `compensate audit` wrote.")
     with reviewing(run):
         found, opened = open_sample(run, looks) if estimate else (None, Review(run))
-        server = ReviewServer(opened, port=port, idle=seconds, again=None if estimate else audit_in_process)
+        server = ReviewServer(opened, port=port, idle=60 * idle or None, again=None if estimate else audit_in_process)
         say(f"reviewing {run}: {server.address}", wrap=False)
         if opened.looks is not None:
             say(describe_looks(opened.looks))
@@ -73,10 +65,8 @@ def review(
             server.server_close()
             server.merge()
             for each in server.reviews.values():
-                say(
-                    f"{plural(len(each.journal.decisions), 'decision')}:  compensate apply {quoted(each.folder)}",
-                    wrap=False,
-                )
+                made = plural(len(each.journal.decisions), "decision")
+                say(f"{made}:  compensate apply {quoted(each.folder)}", wrap=False)
     if found is not None:
         looked = opened.looked() or {}
         say(describe_looks(looked))
@@ -132,15 +122,3 @@ def _again(run: Path, pipe: Any) -> None:
         pipe.send(("done", str(folder)))
     except Exception as error:  # the page shows every error
         pipe.send(("failed", str(error) or type(error).__name__))
-
-
-def _seconds(text: str) -> float | None:
-    """A duration; none for never.
-
-    >>> _seconds("30m"), _seconds("90"), _seconds("1.5h"), _seconds("0")
-    (1800.0, 90.0, 5400.0, None)
-    """
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smh]?)\s*", text, re.ASCII)
-    if found is None:
-        raise InputError(f'--idle is "{text}"; expected a duration such as 30m, 90s or 2h, or 0 for never.')
-    return float(found[1]) * UNITS[found[2]] or None

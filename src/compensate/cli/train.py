@@ -1,4 +1,4 @@
-"""`compensate train` and `compensate methods`: train one run, and list the methods to train with."""
+"""`compensate train`: train one run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from compensate.cli import options as o
-from compensate.cli.terminal import console, plain_table, print_json, quoted, say
+from compensate.cli.terminal import console, quoted, say
 
 
 @o.with_shared
@@ -123,32 +123,3 @@ def _flags(options: Mapping[str, Any], own: Container[str], prefix: str = "") ->
         else:
             flags += ["--set", f"{prefix}{name}={o.written(value)}"]
     return flags
-
-
-def methods(
-    name: Annotated[str | None, o.argument("Method whose page to print.")] = None,
-    markdown: Annotated[Path | None, o.option("Write the pages of all methods to this file.")] = None,
-    json_: o.Json = False,
-) -> None:
-    """List all methods with their place in the taxonomy, or print the page of one.
-
-    **Example:** `compensate methods logcomp`
-    """
-    from compensate.methods import METHODS, find, pages
-
-    if markdown is not None:
-        pages.write_pages(markdown)
-        console.print(f"{len(METHODS)} methods: {markdown}")
-    elif json_:
-        rows = METHODS.values() if name is None else [find(name)]
-        print_json({"methods": [pages.facts(row) for row in rows]})
-    elif name is not None:
-        say(pages.page(find(name)), wrap=False)
-    else:
-        table = plain_table("method", "summary", "taxonomy", padding=(0, 2, 0, 0))
-        table.columns[0].no_wrap = True
-        for row in METHODS.values():
-            mark = "" if row.kind == "compensation" else f"({row.kind})"
-            table.add_row(row.name.replace("_", "-"), pages.first_sentence(row), mark or str(row.taxonomy))
-        console.print(table)
-        console.print("\nthe page of one:  compensate methods NAME")

@@ -153,7 +153,7 @@ def add_gradient(s: Batch, x: Tensor, delta: Tensor) -> None:
 _synchronized = _warned = False
 
 
-def keep_alike() -> None:
+def mark_synchronized() -> None:
     """Call this from code that keeps the copies of a criterion in several processes equal."""
     global _synchronized
     _synchronized = True

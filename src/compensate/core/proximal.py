@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from compensate.core.batch import Batch, Value
 from compensate.core.layout import CHUNK, chunks
-from compensate.errors import InputError, check
+from compensate.errors import check
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 Norm = Literal["l2", "linf"]
@@ -152,8 +152,7 @@ class _WeightedPenalty(torch.nn.Module):
 
     def __init__(self, lam: Value) -> None:
         super().__init__()
-        if not callable(lam) and lam < 0:
-            raise InputError(f"lambda is {lam}; a penalty needs lambda >= 0 (0: no penalty; large: no compensation).")
+        check(callable(lam) or lam >= 0, "lambda >= 0 (0: no penalty; large: no compensation)", **{"lambda": lam})
         self.lam = lam
 
     def weight(self, s: Batch) -> Any:

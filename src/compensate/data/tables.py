@@ -39,7 +39,7 @@ from compensate.data.label_column import choose_text, decide_label, label_sign, 
 from compensate.data.labels import has_no_label, missing_labels
 from compensate.data.parquet import SUFFIXES as PARQUET
 from compensate.data.parquet import read_parquet
-from compensate.errors import InputError
+from compensate.errors import InputError, check
 from compensate.files import check_size, check_width, read_text
 
 MIN_HEADER_ROWS = 5  # rows from which it is checked whether the first line holds names
@@ -78,8 +78,7 @@ def read_frame(path: str | Path, *, encoding: str = "utf-8", delimiter: str | No
     """
     path = Path(path)
     kind = table_format(path)
-    if delimiter is not None and len(delimiter) != 1:
-        raise InputError(f'delimiter is "{delimiter}"; expected one character, such as ";".')
+    check(delimiter is None or len(delimiter) == 1, 'one character, such as ";"', delimiter=f'"{delimiter}"')
     if kind in PARQUET or path.is_dir():
         return read_parquet(path)
     if kind in LINES:
@@ -203,8 +202,7 @@ def from_frame(
     if like is not None:
         label, text, classes = like.source.label, like.source.text or "", like.classes or None
         task = "regression" if like.regression else task
-    if split not in (None, "all", *PARTS.values()):
-        raise InputError(f'split is "{split}"; expected train, test, validation or all.')
+    check(split in (None, "all", *PARTS.values()), "train, test, validation or all", split=f'"{split}"')
     if not len(frame):
         raise InputError(f"{where} has no rows.")
     check_width(frame.shape[1], where)

@@ -81,7 +81,7 @@ def each(**values: Sequence[Any]) -> dict[str, Settings]:
 
 
 Need = Literal["index", "model", "features", "clean", "epochs", "steps", "group", "teacher"]
-"""Requirements of a method beyond logits and targets; `compensate.methods.pages` explains them."""
+"""Requirements of a method beyond logits and targets; `compensate.cli.methods` explains them."""
 
 
 @dataclass(frozen=True)

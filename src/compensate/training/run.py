@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from compensate._version import __version__
 from compensate.errors import InputError
-from compensate.files import make_folder, write_atomically, writing
+from compensate.files import exclusive, make_folder, write_atomically
 from compensate.training import checkpoint
 from compensate.training.config import PROTOCOL, Config
 from compensate.training.distributed import Processes
@@ -116,29 +115,19 @@ def load_config(folder: str | Path) -> Config:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Locks a folder while this process lives; raises if another one, which ``process.json`` names, trains there.
+    """Locks a folder while this process lives; raises if another one, which ``process.json`` names, trains there."""
 
-    On a file system without locks this does nothing.
-    """
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(blocking=False)
-    except NotImplementedError:
-        yield
-        return
-    except Timeout:
+    def busy() -> str:
         try:
             known = json.loads((folder / OWNER).read_text(encoding="utf-8"))
             owner = f"process {known['pid']} on {known['host']}"
         except (OSError, ValueError, KeyError, TypeError):
             owner = "another process"
-        raise InputError(f"{folder} is in use: {owner} trains in it. Wait, or choose another folder.") from None
-    except OSError as error:
-        with writing(folder):
-            raise error
-    try:
-        write_atomically(folder / OWNER, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
-        yield
-    finally:
-        (folder / OWNER).unlink(missing_ok=True)
-        lock.release()
+        return f"{folder} is in use: {owner} trains in it. Wait, or choose another folder."
+
+    with exclusive(folder / LOCK, busy):
+        try:
+            write_atomically(folder / OWNER, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
+            yield
+        finally:
+            (folder / OWNER).unlink(missing_ok=True)

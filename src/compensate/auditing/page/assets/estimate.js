@@ -63,16 +63,16 @@ function lookKey(event) {
   if (does && !(event.repeat && found)) act(event, does);
 }
 
-const LOOK_NEXT = "You may stop at any time. End the server with Ctrl-C in its terminal: the audit then takes over the share and adjusts all probabilities of error.";
+const LOOK_NEXT = "The share is stated after 60, 100 and 200 answers, as an interval that is read all the time would hold less often. Your answers are kept, so you may pause. End the server with Ctrl-C in its terminal: the audit then takes over the share and adjusts all probabilities of error.";
 
 function lookShare() {
   const found = sync.looks;
   if (!found || !found.wrong) return "";
   const [value, low, high] = found.wrong.map(percent);
-  return `${value} (${low} to ${high})`;
+  return `${value} (${low} to ${high}) after ${count(found.looks)}`;
 }
 
 function lookResult() {
   const unclear = sync.looks && sync.looks.cannot > 0 ? ` You could not tell for ${count(sync.looks.cannot, noun)}; they do not count as wrong.` : "";
-  return (lookShare() === "" ? "There are too few answers for an estimate yet." : `Wrong ${noun}s: ${lookShare()}, with 95 % confidence.`) + unclear;
+  return (lookShare() === "" ? "The share is stated after 60 answers." : `Wrong ${noun}s: ${lookShare()} answers, with 95 % confidence.`) + unclear;
 }

@@ -9,7 +9,7 @@ const sync = {
   tab: Array.from(crypto.getRandomValues(new Uint8Array(9)), (byte) => byte.toString(36)).join(""),
   place: "compensate.unsent." + data.key,
   rows: new Map(items.index.map((row, i) => [row, i])),
-  waiting: [], // [row, decision, label, time], not yet confirmed
+  waiting: [], // [row, decision, label, time, whether it is one of many at once], not yet confirmed
   version: 0,
   sending: false,
   problem: "", // why decisions do not reach the server
@@ -20,7 +20,7 @@ const sync = {
 
   push(changes) {
     const time = Date.now();
-    for (const [i, made] of changes) this.waiting.push([items.index[i], made ? made.decision : "", made && made.decision === "other" ? made.label : null, time]);
+    for (const [i, made] of changes) this.waiting.push([items.index[i], made ? made.decision : "", made && made.decision === "other" ? made.label : null, time, changes.length > 1]);
     this.keep();
     this.flush();
   },

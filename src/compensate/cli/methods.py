@@ -1,4 +1,4 @@
-"""The pages of the methods, as plain text and Markdown, with the measured direction of a method on real data."""
+"""`compensate methods`: the list of methods, and their pages as text and Markdown, with the direction of each measured on real data."""
 
 from __future__ import annotations
 
@@ -6,17 +6,48 @@ import copy
 import inspect
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import nn
 
+from compensate.cli import options as o
+from compensate.cli.terminal import console, plain_table, print_json, say
 from compensate.core.criterion import change, measured
 from compensate.files import write_atomically
-from compensate.methods.registry import METHODS, Method
+from compensate.methods import METHODS, find
+from compensate.methods.registry import Method
+from compensate.models.networks import MLP
 from compensate.terms.meta import meta_step
 
 BATCH, EPOCHS, RATE = 64, 30, 0.005
+
+
+def methods(
+    name: Annotated[str | None, o.argument("Method whose page to print.")] = None,
+    markdown: Annotated[Path | None, o.option("Write the pages of all methods to this file.")] = None,
+    json_: o.Json = False,
+) -> None:
+    """List all methods with their place in the taxonomy, or print the page of one.
+
+    **Example:** `compensate methods logcomp`
+    """
+    if markdown is not None:
+        write_pages(markdown)
+        console.print(f"{len(METHODS)} methods: {markdown}")
+    elif json_:
+        rows = METHODS.values() if name is None else [find(name)]
+        print_json({"methods": [facts(row) for row in rows]})
+    elif name is not None:
+        say(page(find(name)), wrap=False)
+    else:
+        table = plain_table("method", "summary", "taxonomy", padding=(0, 2, 0, 0))
+        table.columns[0].no_wrap = True
+        for row in METHODS.values():
+            mark = "" if row.kind == "compensation" else f"({row.kind})"
+            table.add_row(row.name.replace("_", "-"), first_sentence(row), mark or str(row.taxonomy))
+        console.print(table)
+        console.print("\nthe page of one:  compensate methods NAME")
 
 
 class Change(NamedTuple):
@@ -38,8 +69,6 @@ def measured_change(row: Method) -> Change:
     It measures the last step with any compensation: some methods stop at the end, or wait until they are sure.
     """
     from sklearn.datasets import load_digits
-
-    from compensate.models.networks import MLP
 
     pixels, target = load_digits(return_X_y=True)
     x, y = torch.from_numpy(pixels[: 2 * BATCH] / 16).float(), torch.from_numpy(target[: 2 * BATCH]).long()
