@@ -93,7 +93,7 @@ def classifier_rate(setting: Setting, seed: int) -> float:
 
     from compensate.data.noise import symmetric
     from compensate.estimators import CompensatedClassifier
-    from compensate.estimators.classifier import LEAST_RATE, MOST_RATE
+    from compensate.estimators.classifier import MAX_RATE, MIN_RATE
 
     tables = [read(return_X_y=True) for read in (load_digits, load_wine, load_breast_cancer, load_iris)]
     tables.append(make_classification(1500, 20, n_informative=8, n_classes=4, class_sep=1.2, random_state=7))
@@ -103,7 +103,7 @@ def classifier_rate(setting: Setting, seed: int) -> float:
         labels = symmetric(y, len(set(y)), rate, seed=seed).labels
         parts = train_test_split(StandardScaler().fit_transform(x), labels, test_size=0.3, random_state=seed)
         steps = -(-len(parts[0]) // 128) * epochs
-        lr = np.clip(setting["per_step"] / steps, LEAST_RATE, MOST_RATE)
+        lr = np.clip(setting["per_step"] / steps, MIN_RATE, MAX_RATE)
         fitted = CompensatedClassifier(method, epochs=epochs, lr=float(lr), random_state=seed).fit(parts[0], parts[2])
         found.append(fitted.score(parts[1], parts[3]))
     return float(np.mean(found))

@@ -61,6 +61,17 @@ def test_methods_are_listed_and_each_has_a_page():
     assert "Algorithm 1" in page
 
 
+@pytest.mark.parametrize(("words", "expected"), [("aud", "audit"), ("audit --labels-c", "--labels-columns")])
+def test_shells_complete_commands_and_their_options(words, expected):
+    env = {
+        "_COMPENSATE_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"compensate {words}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    done = CliRunner(env=env).invoke(app, [], prog_name="compensate")
+    assert done.stdout.split() == [expected]
+
+
 @pytest.mark.usefixtures("small_learners")
 def test_json_is_alone_on_standard_output(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

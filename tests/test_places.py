@@ -208,3 +208,20 @@ def test_shapes_that_do_not_fit_are_named(logits, target, index, why):
     given = torch.arange(4) if index is None else torch.zeros(index, dtype=torch.long)
     with pytest.raises(InputError, match=why):
         criterion(torch.randn(logits, requires_grad=True), torch.zeros(target, dtype=torch.long), given)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # what torch says of itself
+def test_a_compiled_call_on_places_is_the_plain_one():
+    u, y, i = torch.randn(B, C, *PLACES), batch()[1], torch.arange(B)
+    found = []
+    for compiled in (False, True):
+        criterion = methods.logcomp(num_samples=B, num_classes=C)
+        criterion.check = "off"
+        call = torch.compile(criterion, backend="eager", fullgraph=True) if compiled else criterion
+        for _ in range(2):
+            given = u.clone().requires_grad_()
+            loss = call(given, y, i)
+            loss.backward()
+        found.append((loss.detach(), given.grad, next(criterion.tables()).dense()))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)

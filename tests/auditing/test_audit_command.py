@@ -12,10 +12,12 @@ import pytest
 import torch
 from commands import run
 from PIL import Image
+from sklearn.metrics import average_precision_score
 from typer.testing import CliRunner
 
 import compensate
 import experiments.data  # noqa: F401  reads pickled labels
+from compensate.auditing.result import Audit
 from compensate.auditing.source import read
 from compensate.cli import app
 from compensate.cli.audit import describe_data
@@ -154,6 +156,42 @@ def test_embeddings_and_probabilities(tmp_path, monkeypatch):
         assert (suspects.head(15)["index"] < 20).mean() > 0.7
     with pytest.raises(InputError, match="needs the labels too"):
         run("audit", "--probs", "p.npy")
+
+
+@pytest.mark.parametrize("how", ["--opinion", "--describe"])
+def test_opinions_join_given_probabilities(tmp_path, monkeypatch, how):
+    """A weak model finds few wrong labels; the opinion and the texts tell all."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    true = rng.integers(2, size=200)
+    wrong = (true == 0) & (rng.random(200) < 0.2)
+    texts = [f"number {k} of them will {('purr', 'bark')[t]} when it is {k % 7} at night" for k, t in enumerate(true)]
+    frame = pd.DataFrame({"text": texts, "label": np.array(["cat", "dog"])[np.where(wrong, 1, true)]})
+    frame.to_csv("pets.csv", index=False)
+    p = 1 / (1 + np.exp(-rng.normal(2 * true - 1, 1)))
+    np.save("p.npy", np.stack([1 - p, p], 1))
+    Path("opinion.csv").write_text("label\n" + "\n".join(np.array(["cat", "dog"])[true]))
+    Path("about.yaml").write_text("cat: it will purr\ndog: it will bark\n")
+    files = {"--opinion": "opinion.csv", "--describe": "about.yaml"}
+    for name, more in (("alone", []), ("joined", [how, files[how]])):
+        run("audit", "pets.csv", "--probs", "p.npy", "--encoder", "none", *more, "--out", name)
+    alone, joined = (
+        average_precision_score(wrong, -Audit.load(tmp_path / n / "audit").evidence["margin"])
+        for n in ("alone", "joined")
+    )
+    views = Audit.load(tmp_path / "joined" / "audit").provenance.views
+    assert joined > alone + 0.1
+    assert set(views) == {"probabilities", {"--opinion": "opinion", "--describe": "descriptions"}[how]}
+    assert min(views.values()) > 0.05
+
+
+def test_descriptions_need_samples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("p.npy", np.tile([[0.9, 0.1], [0.2, 0.8]], (20, 1)))
+    np.save("y.npy", np.arange(40) % 2)
+    Path("about.yaml").write_text("0: zero\n1: one\n")
+    with pytest.raises(InputError, match="compared with the samples"):
+        run("audit", "--probs", "p.npy", "--labels", "y.npy", "--describe", "about.yaml")
 
 
 def test_embeddings_in_a_column(tmp_path, monkeypatch):

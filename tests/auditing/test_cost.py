@@ -29,7 +29,7 @@ def test_few_rows_of_many_columns_have_the_axes_of_their_rows():
 
 
 def test_axes_are_bounded_however_many_rows_and_columns_there_are(monkeypatch):
-    monkeypatch.setattr(linear, "MOST_AXES", 20)
+    monkeypatch.setattr(linear, "MAX_AXES", 20)
     x = np.random.default_rng(0).normal(size=(100, 50)).astype(np.float32)
     x[:, 0] += 3 * (np.arange(100) % 2)
     fitted = LinearFolds(x, np.arange(100) // 2 % 5, 5, 2)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from compensate.auditing.content import MAX_CELL, sample_content
 from compensate.auditing.noise_model import expected_errors
 from compensate.auditing.result import Audit
+from compensate.cli.audit import describe_workload
 from compensate.data.dataset import Estimate, Source
 from compensate.data.tables import from_frame
 from compensate.errors import InputError
@@ -138,8 +139,13 @@ def test_flags_and_expected_errors_are_saved(tmp_path):
     again = Audit.load(audit.save(tmp_path / "saved"))
     np.testing.assert_array_equal(again.mask, audit.mask)
     pd.testing.assert_frame_equal(again.workload, audit.workload)
-    assert audit.workload["first"].tolist() == [50]
-    assert audit.workload["errors"][0] == pytest.approx(np.linspace(0.95, 0.02, 60)[:50].sum(), abs=0.1)
+    assert audit.workload["first"].tolist() == [9, 50]
+    first = audit.expected_errors(9)
+    assert (
+        describe_workload(again)
+        == f"look at the first 9: about {first.value:.0f} errors ({first.low:.0f} to {first.high:.0f})"
+    )
+    assert audit.workload["errors"][1] == pytest.approx(np.linspace(0.95, 0.02, 60)[:50].sum(), abs=0.1)
 
 
 @pytest.mark.parametrize("asked", [{"precision": 0.0}, {"precision": 1.5}, {"budget": 0}])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import log_softmax
+from scipy.special import log_softmax, softmax
+from sklearn.metrics import average_precision_score
 
 from compensate.auditing.noise_model import after_decisions, error_directions, judge, pool, recalibration, shares
 from compensate.data import noise
@@ -149,6 +150,24 @@ def test_equal_flows_between_skewed_classes_have_no_direction():
     for c in (0, 1):
         given[rng.choice(np.flatnonzero(true == c), number, replace=False)] = 1 - c
     assert not error_directions(log_q, given)[0].any()
+
+
+@pytest.mark.parametrize("classes", [10, 20, 30])
+def test_uniform_errors_have_no_direction_among_many_classes_and_pairs_have(classes):
+    """By Bayes' predictions, whether or not they include the errors, the ranking is not below that of the loss; errors by pairs gain."""
+    rng = np.random.default_rng(100)
+    true = rng.integers(classes, size=5000)
+    p = softmax(2 * (rng.normal(size=(5000, classes)) + 2 * np.eye(classes)[true]), 1)
+
+    def gain(transition: np.ndarray, p: np.ndarray) -> float:
+        given = (transition[true].cumsum(1) < np.random.default_rng(101).random((5000, 1))).sum(1)
+        wrong, loss = given != true, -np.log(p[np.arange(5000), given])
+        ranked = [average_precision_score(wrong, score) for score in (judge(np.log(p), given).log_odds, loss)]
+        return float(ranked[0] - ranked[1])
+
+    uniform = 0.85 * np.eye(classes) + 0.15 / (classes - 1) * (1 - np.eye(classes))
+    assert min(gain(uniform, p), gain(uniform, p @ uniform)) > -0.01
+    assert gain(0.85 * np.eye(classes) + 0.15 * np.roll(np.eye(classes), 1, 1), p) > 0.05
 
 
 def test_learned_directions_tell_which_of_two_doubtful_labels_is_wrong():

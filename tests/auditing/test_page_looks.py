@@ -145,6 +145,14 @@ def test_text_stands_out_from_the_ground_of_the_preferred_scheme(
         tab.keyboard.press("Escape")
 
 
+def test_nothing_moves_when_asked(open_page: Callable[..., Any]) -> None:
+    tab = open_page(full_page("image"), reduced_motion="reduce")
+    moving = tab.eval_on_selector_all(
+        "body *", "all => all.filter(e => parseFloat(getComputedStyle(e).transitionDuration) > 0).length"
+    )
+    assert moving == 0
+
+
 def test_five_thousand_images_stay_smooth(open_page: Callable[..., Any]) -> None:
     """From the key press to the next item on the screen, fifty times, in the page's own clock."""
     pictures = [png(seed, 32) for seed in range(50)]

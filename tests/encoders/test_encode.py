@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import sqlite3
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -304,6 +306,29 @@ def test_a_folder_of_sentence_transformers_uses_its_own_pooling(tmp_path):
     assert np.allclose(encode(texts, tmp_path / "saved", cache=False).values, expected, atol=1e-5)
     with pytest.raises(InputError, match="does not encode images"):
         encode([np.zeros((3, 8, 8))], tmp_path / "saved", "image", cache=False)
+
+
+def test_a_folder_of_timm_gives_features_without_the_classifier(tmp_path, monkeypatch):
+    from safetensors.torch import save_file
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 1, bias=False)
+
+        def forward(self, x):
+            return self.conv(x).mean((2, 3))
+
+    timm = types.ModuleType("timm")
+    timm.__spec__ = types.SimpleNamespace(name="timm")
+    timm.create_model = lambda name, pretrained, num_classes, **_: Net() if (name, num_classes) == ("tiny", 0) else None
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    weight = torch.arange(12.0).reshape(4, 3, 1, 1)
+    save_file({"conv.weight": weight, "head.weight": torch.zeros(2, 4)}, tmp_path / "model.safetensors")
+    settings = {"mean": [0.0] * 3, "std": [1.0] * 3, "input_size": [3, 8, 8]}
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "tiny", "pretrained_cfg": settings}))
+    found = encode(np.full((1, 3, 8, 8), 255, np.uint8), tmp_path, "image", cache=False)
+    assert np.allclose(found.values, weight.sum((1, 2, 3)).numpy())
 
 
 def test_a_missing_library_is_named(tmp_path):

@@ -290,6 +290,22 @@ def test_a_weight_of_two_is_two_samples(data):
     np.testing.assert_allclose(weighted.predict_proba(X), twice.predict_proba(X), atol=1e-5)
 
 
+def test_a_stream_of_indicator_matrices(data):
+    X, y = data
+    model = CompensatedClassifier(hyper={"lam": 0.5}, random_state=0)
+    for first in range(0, 200, 50):
+        part = slice(first, first + 50)
+        model.partial_fit(X[part], y[part], classes=np.arange(4), index=np.arange(first, first + 50))
+    for _ in range(40):
+        model.partial_fit(X, y, index=np.arange(200))
+    assert (model.predict(X) == y).mean() > 0.75
+    assert len(model.suspects_) == y.size
+    with pytest.raises(ValueError, match="several labels per sample in some calls"):
+        model.partial_fit(X, y[:, 0])
+    with pytest.raises(ValueError, match="expected one column for each of 4 classes"):
+        model.partial_fit(X, y[:, :3])
+
+
 # examples
 matplotlib.use("Agg")
 ROOT = Path(__file__).parents[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -149,3 +150,10 @@ def test_a_redirect_to_an_unsafe_address_is_refused(tmp_path):
     ):
         fetch(server.url, tmp_path / "f")
     assert not (tmp_path / "f").exists()
+
+
+def test_several_at_once_fetch_once(tmp_path):
+    with serve() as server, ThreadPoolExecutor(4) as pool:
+        paths = pool.map(lambda _: fetch(server.url, tmp_path / "f", SHA), range(4))
+        assert [path.read_bytes() == CONTENT for path in paths] == [True] * 4
+    assert len(server.asked) == 1

@@ -149,6 +149,28 @@ def test_arrays_survive_the_restricted_reader(dtype, order):
         assert got["n"] == [4, None, (1.5, True)]
 
 
+def test_a_pickle_that_multiplies_stays_small():
+    bomb: list = ["x"]
+    for _ in range(60):
+        bomb = [bomb, bomb]
+    got = load_arrays(pickle.dumps(bomb), "x")
+    assert got[0] is got[1]
+    assert got[0][0] is got[0][1]
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])
+@pytest.mark.parametrize(("mode", "suffix"), [("w:gz", "gz"), ("w:xz", "xz"), ("w", "tar")])
+def test_a_truncated_archive_is_an_error(tmp_path, keep, mode, suffix):
+    whole = tar(tmp_path / f"a.tar.{suffix}", cifar10("binary"), mode).read_bytes()
+    if suffix == "tar":
+        keep = min(keep, 0.8)  # the end of a plain archive is only zeros
+    cut = tmp_path / f"cifar-10-cut.tar.{suffix}"
+    cut.write_bytes(whole[: int(len(whole) * keep)])
+    with pytest.raises(InputError, match=r"damaged|lacks"):
+        read_cifar(cut)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"a.tar.{suffix}", cut.name]), "nothing was unpacked"
+
+
 # idx ------------------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import faults
+import filelock
 import numpy as np
 import pytest
 import torch
@@ -269,6 +270,16 @@ def test_a_lock_is_of_one_at_a_time_and_ends_with_an_error(tmp_path):
     with locked(tmp_path):
         assert json.loads((tmp_path / "process.json").read_text())["pid"] == os.getpid()
     assert not (tmp_path / "process.json").exists()
+
+
+def test_a_disk_without_locks_is_trained_on(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError("no locks")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    with locked(tmp_path), locked(tmp_path):  # nothing is locked, so a second process is not refused
+        (tmp_path / "trained").touch()
+    assert (tmp_path / "trained").exists()
 
 
 # damaged checkpoints

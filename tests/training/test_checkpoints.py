@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -48,6 +49,14 @@ def test_any_tree_comes_back_as_it_was(tree):
     tensors = {}
     packed = json.loads(json.dumps(checkpoint.pack(tree, tensors)))
     assert same(checkpoint.unpack(packed, tensors), tree)
+
+
+def test_tied_weights_and_special_numbers_are_stored(tmp_path):
+    shared = torch.arange(3.0)
+    tree = {"a": shared, "b": shared, "view": shared[1:], "inf": math.inf, "flag": torch.tensor(True)}
+    checkpoint.save_checkpoint(tmp_path, 3, tree)
+    found = checkpoint.latest(tmp_path)
+    assert same(found, tree)
 
 
 def test_the_one_before_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):

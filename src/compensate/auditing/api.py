@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit, logit, logsumexp
+from scipy.special import expit, logit
 
 from compensate.auditing import learners
 from compensate.auditing.chunks import ChunkedDataset, FinishedStages, cut, open_chunks
@@ -26,15 +26,15 @@ from compensate.auditing.content import digest_frame
 from compensate.auditing.decisions import Correction, decided_labels
 from compensate.auditing.exchange import read_decisions
 from compensate.auditing.execution import LOCAL, Cluster, Execution
-from compensate.auditing.features import FeatureViews, Progress, unused_encoder
+from compensate.auditing.features import FeatureViews, Progress, make_views, unused_encoder
 from compensate.auditing.findings import Findings, Provenance
 from compensate.auditing.judge import Judge, compute_features, judge_chunks
 from compensate.auditing.labels import labels_of
 from compensate.auditing.labels.base import Judging
 from compensate.auditing.labels.votes import VOTES_ALONE, Consensus, Votes, find_consensus
 from compensate.auditing.learners import FOLDS, TREE_ROWS, assign_folds
-from compensate.auditing.noise_model import SMALLEST, after_decisions, judge, normalized, pool
-from compensate.auditing.opinions import described, opinion_of
+from compensate.auditing.noise_model import SMALLEST, after_decisions, judge, normalized, pool, shares
+from compensate.auditing.opinions import described, opinion_of, second_opinion
 from compensate.auditing.result import FLAGGED, Audit, build_audit, by_chance_note
 from compensate.auditing.source import check_options, labeled, read
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Source
@@ -225,12 +225,12 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
 
         tunable = find_tunable(data, how.encoder) if how.finetune else None
     chunked = isinstance(data, ChunkedDataset)
-    room, least = MAX_FEATURES if chunked else np.inf, FIXED_BYTES + ROW_BYTES * len(data)
+    feature_bytes, needed = MAX_FEATURES if chunked else np.inf, FIXED_BYTES + ROW_BYTES * len(data)
     if chunked and how.memory is not None:
-        room = int(FEATURE_SHARE * how.memory)
-        if how.memory < least:
+        feature_bytes = int(FEATURE_SHARE * how.memory)
+        if how.memory < needed:
             raise InputError(
-                f"memory is {how.memory / 1e9:.2f} GB; an audit of {len(data):,} rows needs {least / 1e9:.2f} GB or more. Raise "
+                f"memory is {how.memory / 1e9:.2f} GB; an audit of {len(data):,} rows needs {needed / 1e9:.2f} GB or more. Raise "
                 "memory, or audit a part of the rows."
             )
     with ExitStack() as stack:
@@ -241,10 +241,9 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
             )
             stages = FinishedStages(make_folder(Path(folder)))
         features, part = None, np.arange(len(data))
+        shared: dict[str, Any] = {"stages": stages, "run": how.run, "progress": how.progress}
         if how.model is None or how.crossfit:
-            features, part = compute_features(
-                data, how.encoder, device=how.device, progress=how.progress, run=how.run, stages=stages, room=room
-            )
+            features, part = compute_features(data, how.encoder, device=how.device, room=feature_bytes, **shared)
             notes += features.notes
         else:
             notes += unused_encoder(how.encoder, "the samples of a model without crossfit")
@@ -287,17 +286,7 @@ def _audit_classes(data: Dataset, how: _Settings) -> Findings:
         if isinstance(data, ChunkedDataset):
             assert features is not None
             features = replace(features, views=())
-            columns = judge_chunks(
-                data,
-                fitted,
-                folds,
-                learned,
-                opinion,
-                flagged=FLAGGED,
-                stages=stages,
-                run=how.run,
-                progress=how.progress,
-            )
+            columns = judge_chunks(data, fitted, folds, learned, opinion, flagged=FLAGGED, **shared)
             note = f"Learners were fitted on {len(part):,} of {len(data):,} rows, evenly spaced; every row was judged. "
             searched = "The rows were read in chunks: duplicates and outliers were not searched."
             notes += (note * (len(part) < len(data)) + searched,)
@@ -367,7 +356,7 @@ def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
     notes: list[str] = []
     lone = np.flatnonzero(np.isin(given, np.flatnonzero(counts == 1)))
     if len(lone):
-        shown = _first([f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone])
+        shown = _first_five([f'row {data.index[i]} ("{data.classes[given[i]][:40]}")' for i in lone])
         notes.append(
             "A label that occurs once cannot be contradicted by others. Such rows are listed with the likeliest other class, and flagged "
             f"only if that has nearly the same name: {shown}."
@@ -380,7 +369,7 @@ def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
         twice = np.flatnonzero(times > 1)
         if len(twice):
             some = [f'"{ids[k][:40]}" ({times[k]} times, first row {data.index[where[k]]})' for k in twice]
-            notes.append(f"Ids that are not unique: {_first(some)}. Rows are told apart by their index.")
+            notes.append(f"Ids that are not unique: {_first_five(some)}. Rows are told apart by their index.")
     for note in notes:
         warnings.warn(note, stacklevel=3)
     rows = int((given != UNLABELED).sum())
@@ -402,7 +391,7 @@ def _labels_to_learn(data: Dataset) -> tuple[Ints, tuple[str, ...]]:
     return given, tuple(notes)
 
 
-def _first(texts: list[str]) -> str:
+def _first_five(texts: list[str]) -> str:
     """The first five texts, and the number of the others."""
     return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")
 
@@ -482,17 +471,21 @@ def audit_probabilities(
     classes: list[str] | None = None,
     title: str = "the labels",
     data: Dataset | None = None,
+    encoder: str | Path = "auto",
+    describe: Mapping[str, str] | str | Path | None = None,
+    opinion: ArrayLike | str | Path | None = None,
 ) -> Audit:
     """Finds the labels that look wrong, given out-of-sample probabilities.
 
-    The probabilities go through the same noise model as the learners of an audit.
+    The probabilities take the place of the learners of an audit: they go through the same noise model, and opinions are multiplied in.
 
     Args:
         probabilities: (N, C), rows that sum to one, each by a model that has not seen the sample.
         labels: (N,) class numbers 0 to C - 1, or names; -1 or empty for missing labels.
         classes: names of the columns, needed if labels are names.
         title: the name of the data.
-        data: the samples, for the review page.
+        data: the samples, for the review page and for descriptions.
+        encoder, describe, opinion: as for `audit`.
 
     >>> rng = np.random.default_rng(0)
     >>> p = rng.dirichlet([0.1, 0.1, 0.1], size=500)
@@ -530,7 +523,20 @@ def audit_probabilities(
         raise InputError(f"{len(rows)} rows have a label; an audit needs {MIN_ROWS} or more.")
     q, y = np.log(np.maximum(p[rows], SMALLEST_PROBABILITY)), given[rows]
     # Pooling a single learner tempers overconfident probabilities.
-    log_q, _ = pool({"probabilities": q - logsumexp(q, axis=1, keepdims=True)}, y)
+    log_q, views = pool({"probabilities": normalized(q)}, y)
+    opinions = {}
+    if opinion is not None:
+        opinions["opinion"] = opinion_of(opinion, data or Dataset(p.astype(np.float32), given, names))
+    if describe is not None:
+        if data is None:
+            raise InputError(
+                "descriptions of classes are compared with the samples; give the data and the probabilities."
+            )
+        features = make_views(data, encoder)
+        opinions["descriptions"] = described(describe, names, features, [features.views])
+    for name, said in opinions.items():
+        own, _ = pool({name: normalized(said[rows])}, y)
+        log_q, views[name] = second_opinion(log_q, own, y)
     verdict = judge(without_spellings(log_q, y, names), y)
     lost = np.flatnonzero(given == UNLABELED)
     findings = Findings(
@@ -544,7 +550,7 @@ def audit_probabilities(
         probabilities=p[rows].astype(np.float32),
         unlabeled={"index": lost, "suggested": p[lost].argmax(1), "probability": p[lost].max(1)} if len(lost) else {},
         provenance=Provenance(
-            views={"probabilities": 1.0}, agreement=float((q.argmax(1) == y).mean()), by_chance=verdict.model.by_chance
+            views=shares(views), agreement=float((q.argmax(1) == y).mean()), by_chance=verdict.model.by_chance
         ),
     )
     source = Source(title=title) if data is None else replace(data.source, title=title)

@@ -489,22 +489,22 @@ def _fit_neighbors(fitted: LinearFolds, labels: Ints, seed: int, rows: int) -> t
     rng = np.random.default_rng(seed)
     reference = min(REFERENCE, max(1000, COMPARISONS // rows))
 
-    def among(rows: Ints) -> Neighbors:
-        pool = _some(rows, reference, rng)
+    def neighbors_among(rows: Ints) -> Neighbors:
+        pool = _random_rows(rows, reference, rng)
         z = unit_length((fitted.x[pool] - fitted.center) @ axes)
         return Neighbors(fitted.center, axes, z, labels[pool], min(NEIGHBORS, len(pool)), 1.0, fitted.num_classes)
 
     by_fold = []
     for fold in range(fitted.num_folds):
-        model = among(np.flatnonzero((fitted.folds != fold) & (labels >= 0)))
+        model = neighbors_among(np.flatnonzero((fitted.folds != fold) & (labels >= 0)))
         held = np.flatnonzero(fitted.folds == fold)
         some = fitted.x[held[:: max(1, len(held) // SPREAD_ROWS)]]
         by_fold.append(replace(model, spread=float(model.nearest(some)[0].std()) if len(some) else 1.0))
     usual = float(np.median([model.spread for model in by_fold]))
-    return by_fold, replace(among(np.flatnonzero(labels >= 0)), spread=usual)
+    return by_fold, replace(neighbors_among(np.flatnonzero(labels >= 0)), spread=usual)
 
 
-def _some(rows: Ints, most: int, rng: np.random.Generator) -> Ints:
+def _random_rows(rows: Ints, most: int, rng: np.random.Generator) -> Ints:
     return rows if len(rows) <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
@@ -586,14 +586,14 @@ class Forests:
     def __len__(self) -> int:
         return self.num_folds
 
-    def rest(self, fold: int) -> Ints:
+    def training_rows(self, fold: int) -> Ints:
         """The rows that the trees of a fold are grown on."""
         return np.flatnonzero((self.folds != fold) & (self.labels >= 0))
 
     def size(self, fold: int) -> int:
         """The number of trees of a fold."""
         most = None if fold == ALL_ROWS else self.trees
-        number = int(forest_size(len(self.rest(fold)), most, self.num_classes)["n_estimators"])
+        number = int(forest_size(len(self.training_rows(fold)), most, self.num_classes)["n_estimators"])
         return max(1, int(STORED_TREES * number)) if fold == ALL_ROWS else number
 
     def parts(self, folds: Iterable[int], together: int = 1) -> list[tuple[int, slice]]:
@@ -601,7 +601,7 @@ class Forests:
         parts = []
         for fold in folds:
             number = self.size(fold)
-            step = number if len(self.rest(fold)) <= TREE_ROWS else together
+            step = number if len(self.training_rows(fold)) <= TREE_ROWS else together
             parts += [(fold, slice(start, min(start + step, number))) for start in range(0, number, step)]
         return parts
 
@@ -620,7 +620,7 @@ def _grow(part: tuple[int, slice], forests: Forests) -> Grown:
     from sklearn.tree import ExtraTreeClassifier
 
     fold, trees = part
-    rows = forests.rest(fold)
+    rows = forests.training_rows(fold)
     if len(rows) <= TREE_ROWS:
         forest = ExtraTreesClassifier(trees.stop, min_samples_leaf=LEAF, random_state=forests.seed)
         _quietly(forest.fit, forests.x[rows], forests.labels[rows])
@@ -628,7 +628,7 @@ def _grow(part: tuple[int, slice], forests: Forests) -> Grown:
     grown = []
     for k in range(trees.start, trees.stop):
         rng = np.random.default_rng([forests.seed, k])
-        some = _some(rows, TREE_ROWS, rng)
+        some = _random_rows(rows, TREE_ROWS, rng)
         tree = ExtraTreeClassifier(min_samples_leaf=LEAF, random_state=int(rng.integers(1 << 31)))
         grown.append((_quietly(tree.fit, forests.x[some], forests.labels[some]), tree.classes_))
     return Grown(grown, forests.num_classes)

@@ -48,7 +48,7 @@ BLOCK, CACHED = 4_000_000, 4_096
 WORK = 20_000_000_000
 """The most multiplications in one pass over the fitted rows: of more rows, evenly spaced ones are fitted and the others only predicted."""
 
-MOST_AXES = 4_096  # principal axes; of more columns and rows those of some rows: the cost grows with the cube
+MAX_AXES = 4_096  # principal axes; with more columns and rows they are computed from some rows, as the cost grows with the cube
 BIAS_DECAY = 1e-6  # weight decay of the intercept
 PRECISION, STEPS = 1e-5, 100  # relative decrease of the loss at which a fit ends, and its most steps
 SPARSE_FLOOR = 0.1  # curvature along a word relative to its mean square, for the scaling of steps
@@ -244,7 +244,7 @@ def _coordinates(x: Any) -> tuple[Singles, Singles, Singles | None, Singles]:
     size = max(1, BLOCK // max(d, 1))
     portions = [slice(start, start + size) for start in range(0, n, size)]
     center = sum(x[part].sum(0, dtype=np.float64) for part in portions) / n
-    by_columns = d <= min(n, MOST_AXES)
+    by_columns = d <= min(n, MAX_AXES)
     if by_columns:
         gram = np.zeros((d, d))
         for part in portions:
@@ -264,7 +264,7 @@ def _coordinates(x: Any) -> tuple[Singles, Singles, Singles | None, Singles]:
     else:
         least = 1e-6  # smaller products of rows in single precision are rounding errors
         # The axes of a few rows of many columns lie in the span of these rows: products of rows suffice.
-        some = np.linspace(0, n - 1, min(n, MOST_AXES)).astype(np.int64)
+        some = np.linspace(0, n - 1, min(n, MAX_AXES)).astype(np.int64)
         z = ((x[some] - center) / scale).astype(np.float32)
         spread, mixed = np.linalg.eigh((z @ z.T).astype(np.float64) / len(z))
         axes = (z.T @ mixed) / np.sqrt(np.maximum(len(z) * spread, 1e-30))

@@ -8,8 +8,9 @@ r"""From out-of-fold predictions to the probability that a label is wrong.
    .. math:: p(j | x) = \sum_t \tilde p_t(x) A_{tj}, \qquad \tilde p \propto p^T e^b, \qquad A_{tj} \propto \pi_j e^{\mu + \delta_{tj}} \quad (t \ne j),
 
    where :math:`p` is its prediction and :math:`\pi` are the frequencies of the classes. With :math:`\delta = 0`, as many labels move from :math:`t` to
-   :math:`j` as back, however skewed the classes are. The deviations :math:`\delta` have a normal prior, and are multiplied by
-   :math:`1 - 1 / G`, with :math:`G` the gain in log posterior over :math:`\delta = 0`: without evidence there is no direction.
+   :math:`j` as back, however skewed the classes are. The deviations have a normal prior of variance :math:`\sigma^2`, and are multiplied by
+   :math:`\max(1 - k / G, 0)`, with :math:`G` the gain in log posterior over :math:`\delta = 0` and :math:`k = \sum m_{tj} / (m_{tj} + 1 / \sigma^2)`
+   the effective number of parameters, given :math:`m_{tj}` errors. As in Akaike's criterion, each has to gain one unit of log likelihood.
 3. **Errors that contradict the model.** A share :math:`\varepsilon` of labels contradicts even a confident model:
 
    .. math:: p(j | x) = \Bigl(1 - \varepsilon \sum_{k \ne j} D_{jk}\Bigr) \tilde q_j(x) + \varepsilon \sum_{t \ne j} \tilde q_t(x) D_{tj}, \qquad
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -45,18 +47,14 @@ from compensate.data.dataset import Estimate, Floats, Ints, Singles
 
 RIDGE = 0.01  # regularization of learner weights toward equal weights
 DIRECTION_SPREAD = 1.25  # prior standard deviation of the deviations of log rates of errors
-MIN_RATIO = 2.0  # of the errors from one class to another to those back: a smaller one is no direction
 LEARNED = 0.2  # share of the residual uncertainty that is attributed to label errors
 MAX_DOUBT = 0.25  # uncertainty beyond this comes from a model that knows too little of the classes, and not from errors
-MAX_LEARNED = 1.2
-"""The upper end of the interval, in multiples of the residual uncertainty. In NoisyAG-News, with human errors in one direction, errors are
-1.17 times the uncertainty."""
-
+MAX_LEARNED = (
+    1.2  # upper end of the interval, in multiples of the residual uncertainty: 1.17 in NoisyAG-News, with human errors
+)
 MIN_SEEN, MARGIN = 0.75, 0.02  # lower end: part of the contradicting errors, minus a margin for hard samples
 SHARES = np.array([1e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4])
-SHARPNESS = np.exp(np.linspace(-0.2, 1.8, 21))
-"""The grids of the share and the sharpness."""
-
+SHARPNESS = np.exp(np.linspace(-0.2, 1.8, 21))  # SHARES and SHARPNESS are grids
 MAX_ENTRIES = 4_000_000  # predictions from which share and sharpness are estimated; of more rows a part is drawn
 MAX_LOG_LIKELIHOOD_GAP = 1.0
 """Shares within this log likelihood fit equally well, and the largest of them is used. Models of a few hundred rows are nowhere more confident
@@ -287,7 +285,7 @@ def error_directions(log_p: Floats, labels: Ints) -> tuple[Floats, Floats]:
     False
     """
     (n, classes), off = log_p.shape, ~np.eye(log_p.shape[1], dtype=bool)
-    number, none = int(off.sum()), np.zeros(off.shape)
+    number, none, precision = int(off.sum()), np.zeros(off.shape), DIRECTION_SPREAD**-2
     usual = np.log((np.bincount(labels, minlength=classes) + 1) / (n + classes))
 
     def rates(level: float, deviations: Floats) -> Floats:
@@ -307,23 +305,24 @@ def error_directions(log_p: Floats, labels: Ints) -> tuple[Floats, Floats]:
         counts = np.stack([np.bincount(labels, column, classes) for column in joint.T])
         slope = p - joint
         by_rate = (a * counts.sum(1, keepdims=True) - counts)[off]
-        value = -np.log(likely).sum() + 0.5 * (shifts @ shifts) + 0.5 * (deviations**2).sum() / DIRECTION_SPREAD**2
+        value = -np.log(likely).sum() + 0.5 * (shifts @ shifts) + 0.5 * precision * (deviations**2).sum()
         parts = [[sharpness * (slope * log_p).sum()], slope.sum(0) + shifts, [by_rate.sum()]]
-        parts.append((by_rate + deviations[off] / DIRECTION_SPREAD**2)[: len(v) - classes - 2])
+        parts.append((by_rate + precision * deviations[off])[: len(v) - classes - 2])
         return float(value), np.concatenate(parts)
 
     if number > n:
         return none, off / max(classes - 1, 1)
     start, bounds = np.zeros(classes + 2), [(-1.0, 2.5), *[(-5.0, 5.0)] * classes, (-12.0, 2.0)]
     start[-1] = np.log(0.05)
-    plain = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
-    bounds += [(None, None)] * number  # type: ignore[list-item]
-    found = minimize(loss, np.append(start, np.zeros(number)), jac=True, method="L-BFGS-B", bounds=bounds)
+    fit = partial(minimize, loss, jac=True, method="L-BFGS-B", options={"ftol": 1e-6})  # far below one unit
+    plain = fit(start, bounds=bounds)
+    found = fit(np.append(start, np.zeros(number)), bounds=[*bounds, *[(None, None)] * number])
     gain, deviations = float(plain.fun - found.fun), none.copy()
     deviations[off] = found.x[classes + 2 :]
-    log_ratios = max(1 - 1 / max(gain, SMALLEST), 0.0) * (deviations - deviations.T)
-    log_ratios[np.abs(log_ratios) < np.log(MIN_RATIO)] = 0
-    return log_ratios / 2, rates(found.x[classes + 1], deviations)
+    fitted = rates(found.x[classes + 1], deviations)
+    errors = fitted * np.bincount(labels, minlength=classes)[:, None]
+    known = 1 - float((errors / (errors + precision)).sum()) / max(gain, SMALLEST)
+    return max(known, 0.0) * (deviations - deviations.T) / 2, fitted
 
 
 def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArray[np.bool_]) -> Verdict:

@@ -78,18 +78,7 @@ class AuditRequest:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of `compensate.audit`."""
-        others = (
-            "data",
-            "labels",
-            "features",
-            "probs",
-            "data_dir",
-            "options",
-            "only",
-            "test",
-            "flag_precision",
-            "budget",
-        )
+        others = {"data", "labels", "features", "probs", "data_dir", "options", "only", "test", "flag_precision", "budget"}  # fmt: skip
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in others}
         return settings | {"seed": self.seed or 0}
 
@@ -198,13 +187,14 @@ def run_audit(
         stages = folder.with_name(f".{folder.name}.{name.rpartition('-')[2]}.training")
         keeps_stages = request.model is not None or request.finetune or request.in_chunks
         if request.probs is not None:
-            p, title = read_array(request.probs), source.title
-            if request.labels is not None:
-                cells = read_labels(request.labels, request.options.get("labels_key")).cells
-                audit = audit_probabilities(p, cells, title=title)
-            else:
-                audit = audit_probabilities(p, data.target, classes=list(data.classes), title=title, data=data)
-            audit = replace(audit, notes=(*audit.notes, *unused_encoder(request.encoder, "probabilities")))
+            key, encoder = request.options.get("labels_key"), request.encoder
+            audit = audit_probabilities(
+                read_array(request.probs), read_labels(request.labels, key).cells if request.labels else data.target,
+                classes=None if data is None else list(data.classes), title=source.title, data=data,
+                encoder=encoder, describe=request.describe, opinion=request.opinion,
+            )  # fmt: skip
+            unused = unused_encoder(encoder, "probabilities") if request.describe is None else ()
+            audit = replace(audit, notes=(*audit.notes, *unused))
         else:
             audit = judge(data, run_folder=stages if keeps_stages else None, **request.settings, **decisions)
             # Issues concern whole samples, and all samples have to be in memory.

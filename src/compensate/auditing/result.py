@@ -175,8 +175,8 @@ class Audit(Findings):
 
     @cached_property
     def workload(self) -> pd.DataFrame:
-        """How many errors to expect in the first labels of the list: first, errors, low, high."""
-        numbers = [n for n in WORKLOADS if n <= len(self)] or [len(self)]
+        """How many errors to expect in the first labels of the list, and in those that were asked for: first, errors, low, high."""
+        numbers = sorted({*(n for n in WORKLOADS if n <= len(self)), self.provenance.first or 0} - {0}) or [len(self)]
         rows = self.provenance.expected or [(n, *vars(self.expected_errors(n)).values()) for n in numbers]
         return pd.DataFrame(rows, columns=["first", "errors", "low", "high"]).round(1).astype({"first": int})
 

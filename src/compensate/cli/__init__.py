@@ -47,7 +47,7 @@ PANELS = {
     "Output": "out layout force tracker quiet json_",
 }
 """The sections of the help of long commands, with the names of their options."""
-MANY = 12  # parameters above which a command has sections
+MAX_UNGROUPED = 12  # the most parameters of a command without sections
 
 SETTINGS: Any = {"pretty_exceptions_enable": False, "rich_markup_mode": "markdown"}
 
@@ -72,7 +72,7 @@ class Command(TyperCommand):
 def in_panels(params: Sequence[Any]) -> list[Any]:
     """The parameters of a command in the order of their sections, if there are many."""
     panel = {name: title for title, names in PANELS.items() for name in names.split()}
-    if len(params) > MANY:
+    if len(params) > MAX_UNGROUPED:
         for param in params:
             if param.param_type_name == "option":
                 param.rich_help_panel = param.rich_help_panel or panel.get(param.name)

@@ -190,11 +190,13 @@ def print_summary(found: Audit, folder: Path) -> None:
 
 def describe_workload(found: Audit) -> str:
     """One line: how many errors are expected in the first labels of the list."""
+    asked, rows = found.provenance.first, found.workload
+    rows = rows[rows["first"] == asked] if asked in set(rows["first"]) else rows
     parts = [
-        f"{row.errors:,.0f} in the first {row.first:,}{' of the list' * (k == 0)} ({row.low:,.0f} to {row.high:,.0f})"
-        for k, row in enumerate(found.workload.itertuples())
+        f"the first {first:,.0f}: about {plural(round(errors), 'error')} ({low:,.0f} to {high:,.0f})"
+        for first, errors, low, high in rows.to_numpy().tolist()
     ]
-    return f"wrong {'values' if found.regression else 'labels'} to expect: {', '.join(parts)}"
+    return f"look at {'; '.join(parts)}"
 
 
 def picture(found: Audit) -> Table:
@@ -261,7 +263,7 @@ def audit(
     labels_columns: Annotated[str | None, o.option("Columns of 0 and 1, one per label, separated by commas, for multi-label data.")] = None,
     labels: Annotated[Path | None, o.option("Label file, for an array or a folder of images.")] = None,
     features: Annotated[Path | None, o.option("Embeddings of the samples: an .npy file, one row per sample, or a column of lists of numbers.")] = None,
-    probs: Annotated[Path | None, o.option("Out-of-sample class probabilities, an .npy file of shape (N, C); no model is trained.")] = None,
+    probs: Annotated[Path | None, o.option("Out-of-sample class probabilities, an .npy file of shape (N, C), in place of the models.")] = None,
     describe: Annotated[Path | None, o.option("A sentence about each class: lines `class: sentence` in a .yaml file, or a table of two columns.")] = None,
     opinion: Annotated[Path | None, o.option("Labels or probabilities by another annotator or model that never saw these labels: .csv, .npy or .txt.")] = None,
     encoder: Annotated[str, typer.Option(help="Pretrained encoder for texts and images: auto, none, a name, or a folder.")] = "auto",

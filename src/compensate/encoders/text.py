@@ -87,7 +87,7 @@ class TextEncoder:
                 yield np.array(batch) + start, values
 
     def pieces(self, texts: Sequence[str], max_chunks: int = MAX_CHUNKS) -> list[list[list[int]]]:
-        """The tokens of each text, in at max_chunks ``max_chunks`` chunks with special tokens around each."""
+        """The tokens of each text, in at most ``max_chunks`` chunks with special tokens around each."""
         width = MAX_CHARACTERS // MAX_CHUNKS
         excerpts = list(texts)
         for row, text in enumerate(texts):
@@ -121,7 +121,7 @@ def mean_pooling(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def chunks(ids: Sequence[int], chunk_length: int, max_chunks: int = MAX_CHUNKS) -> list[list[int]]:
-    """Chunks of at max_chunks ``chunk_length`` tokens and nearly equal length; at max_chunks ``max_chunks`` of them, evenly spaced.
+    """Chunks of at most ``chunk_length`` tokens and nearly equal length; at most ``max_chunks`` of them, evenly spaced.
 
     >>> chunks([1, 2, 3, 4, 5], 2), chunks(range(100), 1, max_chunks=3)
     ([[1, 2], [3, 4], [5]], [[0], [50], [99]])

@@ -48,7 +48,7 @@ HIDDEN = (128,)
 MIN_SAMPLES, MIN_PER_FEATURE = 100, 5
 """With fewer samples, in all or for each feature, the default network is linear."""
 
-PER_STEP, LEAST_RATE, MOST_RATE, STREAM_RATE = 2.0, 1e-3, 0.1, 0.01
+PER_STEP, MIN_RATE, MAX_RATE, STREAM_RATE = 2.0, 1e-3, 0.1, 0.01
 """Default learning rates of Adam; see `default_rate`."""
 
 
@@ -61,7 +61,7 @@ def default_rate(optimizer: str, steps: int | None) -> float:
     >>> [round(default_rate("adam", steps), 4) for steps in (10, 100, 500, 10_000)]
     [0.1, 0.02, 0.004, 0.001]
     """
-    rate = STREAM_RATE if steps is None else min(MOST_RATE, max(LEAST_RATE, PER_STEP / steps))
+    rate = STREAM_RATE if steps is None else min(MAX_RATE, max(MIN_RATE, PER_STEP / steps))
     return rate if optimizer == "adam" else 10 * rate
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from compensate.core.criterion import Compensated, keep_alike
+from compensate.core.criterion import Compensated, mark_synchronized
 from compensate.core.layout import HeldRows
 from compensate.core.stages import ModelStages, seeded
 from compensate.core.statistics import Merge, Statistic
@@ -76,7 +76,7 @@ class Processes:
         """(n, ...) the whole batch from all slices, with gradients to the own slice."""
         if self.size == 1:
             return local
-        keep_alike()
+        mark_synchronized()
         return _Gather.apply(local, self, n)  # type: ignore[no-untyped-call]
 
     def scatter(self, whole: Tensor) -> Tensor:
@@ -297,7 +297,7 @@ class Exchange:
         self.processes = Processes.current() if processes is None else processes
         self._before = self._copies()
         if self.processes.size > 1:
-            keep_alike()
+            mark_synchronized()
             for store in self._stores():
                 store.watch()
 

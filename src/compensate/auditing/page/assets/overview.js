@@ -81,8 +81,8 @@ function expectedWrong(n, wrong) {
 
 // How many errors a reader of the list may expect to find.
 function workload() {
-  const said = data.workload.map(([first, errors, low, high]) => el("li", null, `about ${count(Math.round(errors))} in the first ${count(first)} (${count(Math.round(low))} to ${count(Math.round(high))})`));
-  return [el("p", { class: "muted" }, `Wrong ${noun}s to expect in the list:`), el("ul", { class: "checks" }, said)];
+  const said = data.workload.map(([first, errors, low, high]) => el("li", null, `the first ${count(first)}: about ${count(Math.round(errors))} errors (${count(Math.round(low))} to ${count(Math.round(high))})`));
+  return [el("p", { class: "muted" }, "Look at"), el("ul", { class: "checks" }, said)];
 }
 
 function nothingFlagged(open) {
