@@ -47,19 +47,11 @@ MAX_COLUMNS = 10_000
 CELL_BYTES = 8  # bytes of the smallest cell in memory
 CHUNK_BYTES = 1 << 20
 FILE_TYPES = {
-    b"\x89PNG": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"GIF8": "a GIF image",
-    b"%PDF": "a PDF document",
-    b"PK\3\4": "a zip archive, such as an Excel workbook",
-    b"\x1f\x8b": "a gzip file",
-    b"\xfd7zXZ": "an xz file",
-    b"BZh": "a bzip2 file",
-    b"PAR1": "a Parquet file",
-    b"\xd0\xcf\x11\xe0": "an older Office file, such as an .xls workbook",
-    b"\x93NUMPY": "a numpy file",
-    b"SQLite format 3": "an SQLite database",
-}
+    b"\x89PNG": "a PNG image", b"\xff\xd8\xff": "a JPEG image", b"GIF8": "a GIF image",
+    b"%PDF": "a PDF document", b"PK\3\4": "a zip archive, such as an Excel workbook", b"\x1f\x8b": "a gzip file",
+    b"\xfd7zXZ": "an xz file", b"BZh": "a bzip2 file", b"PAR1": "a Parquet file",
+    b"\xd0\xcf\x11\xe0": "an older Office file, such as an .xls workbook", b"\x93NUMPY": "a numpy file", b"SQLite format 3": "an SQLite database",
+}  # fmt: skip
 """The first bytes of binary files, and their type."""
 
 

@@ -182,7 +182,7 @@ def argilla_records(audit: Audit, *, everything: bool = False, images: str | Non
             "label.suggestion.score": round(_confidence(audit, i), 6),
             "label.suggestion.agent": AGENT,
             **about,
-        }  # fmt: skip
+        }
         for i, _, _, about in _exported(audit, everything)
     ]
 
