@@ -82,7 +82,7 @@ def sections(tables: Mapping[str, Comparison], scale: Scale = "small") -> list[s
         "the interval is below zero, or if a column's interval is below zero and the mean's is not above. Otherwise it is *open*. A claim about every "
         "column holds if all intervals are above zero and does not hold if one is below; it compares the better of LogComp and MixComp with the best "
         "other row, both chosen in hindsight. A claim that a method does *not* raise accuracy is judged in the opposite direction. One seed gives no "
-        "verdict. Tables II, VI and VII have no runs, so CIFAR means CIFAR-10. About one of "
+        "verdict. About one of "
         f"{len(CLAIMS)} claims excludes zero by chance. The figure is the mean difference over columns, in points; "
         "[column by column](results-details.md#claims-column-by-column).",
         _claims(tables),

@@ -15,7 +15,7 @@ from benchmarks.operations import operations
 from compensate import METHODS, Compensated
 from compensate.core import layout
 from compensate.core.layout import distinct_rows
-from compensate.methods import logcomp, mixcomp, sop
+from compensate.methods import logcomp, mixcomp, robust, sop
 from compensate.terms import Evidence
 from tiny import TinyNet
 
@@ -77,8 +77,16 @@ def test_rows_of_samples_that_come_twice_move_as_on_the_cpu() -> None:
     torch.testing.assert_close(next(there.tables()).weight, next(here.tables()).weight)
 
 
-@pytest.mark.parametrize("build", [lambda: logcomp(num_samples=30, num_classes=3), lambda: mixcomp(num_samples=30)])
-def test_a_record_of_batches_that_wait_is_that_of_batches_one_by_one(build, monkeypatch) -> None:
+BUFFERED = {
+    "logcomp": lambda: logcomp(num_samples=30, num_classes=3),
+    "mixcomp": lambda: mixcomp(num_samples=30),
+    "robust": lambda: robust(num_samples=30, num_classes=3, strength=1.0),
+    "a strength": lambda: robust(num_samples=200, num_classes=3),
+}
+
+
+@pytest.mark.parametrize("build", BUFFERED.values(), ids=BUFFERED)
+def test_statistics_of_batches_that_wait_are_those_of_batches_one_by_one(build, monkeypatch) -> None:
     waits, not_ = build(), build()
     batches = []
     for seed in range(6):

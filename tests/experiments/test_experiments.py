@@ -273,3 +273,29 @@ def test_a_trial_measures_edges_and_nodes_and_the_page_shows_their_means(tmp_pat
     assert "2 seeds" in text
     assert f"{sum(run['ap_compensation'] for run in runs) / 2:.3f}" in table
     assert graph.section(tmp_path / "nothing.json") == []
+
+
+def test_stated_gains_of_the_leading_method_are_the_stored_ones():
+    root = Path(__file__).parents[2]
+    found = leading.columns(root / "results" / "reproduce", root / "results" / "human")
+    below, lines = leading.markdown(found)[0], leading.markdown(found)[2].splitlines()
+    rows = {
+        cells[1].strip(): [cell.strip(" *") for cell in cells[2:4]] for line in lines for cells in [line.split("|")]
+    }
+    readme, training = (
+        " ".join((root / name).read_text(encoding="utf-8").split()) for name in ("README.md", "docs/training.md")
+    )
+    (gain, count), (elr, _) = rows["cross entropy"], rows["tuned elr"]
+    assert f"gains {gain.split()[0].lstrip('+')} points over cross-entropy (mean of {count} columns" in readme
+    for name in ("GCE", "SOP"):
+        assert f"{rows[f'tuned {name.lower()}'][0].split()[0].lstrip('+')} over tuned {name}" in readme
+    assert f"{elr.replace('+', '')}".replace(" (", " over tuned ELR (") in readme
+    assert f"{elr.split()[0].lstrip('+')} points above tuned `elr`" in training
+    assert f"Below cross entropy in 0 of {len(found)} columns" in below
+    assert f"In none of {len(found)} columns" in readme
+    assert f"in none of {len(found)} columns" in training
+    new = {
+        method: f"{np.mean([*by_seed.values()]):.1f} %"
+        for method, by_seed in leading.fresh(root / "results" / "reproduce").last.items()
+    }
+    assert f"give {new['robust']} (tuned ELR {new['elr']}, cross-entropy {new['base']})" in readme

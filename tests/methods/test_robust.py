@@ -10,12 +10,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import agree
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from compensate import methods
+from compensate.core import statistics
+from compensate.data import Splits, digits
 from compensate.errors import InputError
 from compensate.terms import Strength
 from compensate.terms.strength import GAIN, MEMORY
+from compensate.training import Config, fit
+from processes import run_pair
 
 N, C = 400, 4
 
@@ -97,7 +102,7 @@ def test_the_loss_of_several_labels_is_the_equation_by_label():
 @pytest.mark.parametrize("limit", [{"strength": 0.0}, {}], ids=["strength 0", "first epoch"])
 def test_without_strength_it_is_cross_entropy(limit):
     criterion = methods.robust(num_samples=N, num_classes=C, **limit)
-    hidden = criterion.terms["loss"]["1"].strength.withheld if not limit else torch.zeros(N, dtype=torch.bool)
+    hidden = Strength.of(criterion).withheld if not limit else torch.zeros(N, dtype=torch.bool)
     for u, y, i in next(batches(1)):
         theirs = F.cross_entropy(u, y, reduction="none").masked_fill(hidden[i], 0.0).mean()
         agree(criterion(u, y, i), theirs, u)
@@ -177,15 +182,138 @@ SELF_MEASURED = {
 
 
 @pytest.mark.parametrize("name", SELF_MEASURED)
-def test_withheld_samples_are_never_suspects(name):
+def test_withheld_samples_are_suspects_only_after_they_were_trained_on(name):
     criterion = SELF_MEASURED[name]()
     strength = Strength.of(criterion)
-    for value, epoch in zip((0.0, 0.4, 1.0), batches(3, shift=0.5), strict=True):
+    *before, last = batches(3, shift=0.5)
+    for value, epoch in zip((0.0, 0.4), before, strict=True):
         strength.value.fill_(value)
         for u, y, i in epoch:
             criterion(u, y, i)
         criterion.end_epoch()
     assert sorted(criterion.suspects().index.tolist()) == (~strength.withheld).nonzero()[:, 0].tolist()
+    assert criterion.suspects().unjudged == 40
+    assert "40 of all labels are not judged" in repr(criterion.suspects(5))
+    strength.value.fill_(1.0)
+    for u, y, i in last:
+        criterion(u, y, i)
+    assert sorted(criterion.suspects().index.tolist()) == [*range(N)]
+    assert "not judged" not in repr(criterion.suspects())
+    assert torch.equal(criterion.record.visits, torch.where(strength.withheld, 1.0, 3.0))
+
+
+@pytest.mark.parametrize("order", ["robust first", "robust last"])
+def test_no_other_loss_term_reaches_withheld_samples(order):
+    parts = [methods.robust(num_samples=N, num_classes=C), methods.elr(num_samples=N, num_classes=C)]
+    hidden = Strength.of(parts[0]).withheld
+    both = parts[0] + parts[1] if order == "robust first" else parts[1] + parts[0]
+    both.reduction = "none"
+    alone = methods.elr(num_samples=N, num_classes=C)
+    alone.reduction = "none"
+    for u, y, i in next(batches(1)):  # at strength 0, robust adds nothing of its own
+        losses, theirs = both(u, y, i), alone(u, y, i)
+        agree(losses[~hidden[i]].sum(), theirs[~hidden[i]].sum(), u)
+        (slope,) = torch.autograd.grad(losses.sum(), u)
+        assert not slope[hidden[i]].any()
+        assert slope[~hidden[i]].any(1).all()
+
+
+# --- in training, at a strength above 0 ------------------------------------------------------------------------------
+
+STRENGTHS = [1.0, "auto"]
+
+
+def fitted(strength, folder=None, stop=None, **changes):
+    """A run on 400 digits, a third of them with wrong labels, which ends after `stop` steps; None if it was stopped."""
+    given = {
+        "method": "robust", "hyper": {"strength": strength}, "noise": "random:0.3", "epochs": 6, "batch_size": 50, "model": "mlp",
+        "model_options": {"hidden": [64]}, "optimizer": "sgd", "lr": 0.2, "schedule": "constant", "validation": 0.0,
+    }  # fmt: skip
+    steps = []
+
+    def count(s):
+        steps.append(s)
+        if len(steps) == stop:
+            raise KeyboardInterrupt
+
+    data = Splits(digits().subset(np.arange(N)), digits().subset(np.arange(N, N + 200)))
+    try:
+        return fit(
+            Config(**given | changes), data=data, folder=folder, resume=folder is not None, every=5, on_step=count
+        )
+    except KeyboardInterrupt:
+        return None
+
+
+def state(result):
+    """The tensors of the criterion and of the model after a run."""
+    parts = {"criterion": result.criterion, "model": result.model}
+    return {f"{part}.{name}": v.clone() for part, module in parts.items() for name, v in module.state_dict().items()}
+
+
+def save_state(out, strength):
+    save_file(state(fitted(strength)), out)
+
+
+@pytest.fixture(scope="module", params=STRENGTHS)
+def whole(request):
+    """The strength that was asked for and a whole run, whose strength was above 0 in the last two of six epochs."""
+    result = fitted(request.param)
+    assert request.param != "auto" or (Strength.of(result.criterion).curve()[3:, 0] > 0).all()
+    return request.param, result
+
+
+def assert_near(found, expected, atol=1e-4):
+    assert found.keys() == expected.keys()
+    assert [
+        k for k, v in expected.items() if not torch.allclose(found[k].double(), v.double(), rtol=atol, atol=atol)
+    ] == []
+
+
+def test_a_run_that_was_stopped_in_an_epoch_ends_as_the_whole_one(whole, tmp_path):
+    strength, expected = whole
+    assert fitted(strength, tmp_path / "run", stop=43) is None  # in the last of six epochs of eight steps
+    found = state(fitted(strength, tmp_path / "run"))
+    assert [k for k, v in state(expected).items() if not torch.equal(found[k], v)] == []
+
+
+def test_two_processes_are_one(whole, tmp_path):
+    strength, expected = whole
+    run_pair(tmp_path, save_state, tmp_path / "two.safetensors", strength)
+    assert_near(load_file(tmp_path / "two.safetensors"), state(expected))
+
+
+def test_accumulated_batches_are_one_batch(whole):
+    strength, expected = whole
+    one, several = state(expected), state(fitted(strength, batch_size=25, accumulate=2))
+    for name in ("criterion.step", "criterion.total"):  # calls
+        assert several.pop(name) == 2 * one.pop(name)
+    assert_near(several, one)
+
+
+def test_mixed_precision_is_near_full_precision(whole):
+    strength, expected = whole
+    found = fitted(strength, precision="bf16")
+    assert found.last["test_accuracy"] == pytest.approx(expected.last["test_accuracy"], abs=0.05)
+    assert expected.last["test_accuracy"] > 0.6
+    if strength == "auto":
+        curves = (Strength.of(result.criterion).curve() for result in (found, expected))
+        assert torch.allclose(*curves, atol=0.05)
+
+
+@pytest.mark.parametrize("strength", STRENGTHS)
+def test_a_compiled_criterion_is_the_criterion(strength, monkeypatch):
+    """Without a buffer in the graph, and with one outside."""
+    ours, compiled = (methods.robust(num_samples=N, num_classes=C, strength=strength) for _ in range(2))
+    compiled.compile(fullgraph=True, backend="aot_eager")
+    monkeypatch.setattr(statistics, "BUFFER", 700)
+    for epoch in batches(4, shift=1.0):
+        for u, y, i in epoch:
+            agree(compiled(u, y, i), ours(u, y, i), u, atol=1e-6)
+        ours.end_epoch()
+        compiled.end_epoch()
+    assert strength != "auto" or float(Strength.of(ours).value) == 1
+    assert_near(compiled.state_dict(), ours.state_dict())
 
 
 @pytest.mark.parametrize("s", [0.4, 1.0])

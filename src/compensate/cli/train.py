@@ -88,8 +88,10 @@ def train(
         )
         return
     write_csv(folder / "suspects.csv", suspects)
+    withheld = len(result.prepared.train) - len(suspects)
     say(
-        f"suspects: {folder / 'suspects.csv'}: {flagged:,} of {len(suspects):,} labels flagged by the model that trained on them",
+        f"suspects: {folder / 'suspects.csv'}: {flagged:,} of {len(suspects):,} labels flagged by the model that trained on them"
+        + f"; {withheld:,} were withheld from it" * (withheld > 0),
         wrap=False,
     )
     say(f"to judge each label by models that did not see it: compensate audit {quoted(config.data)}", wrap=False)

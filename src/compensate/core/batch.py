@@ -96,7 +96,7 @@ class Batch:
     slot: Slot | None = None
     """The compensation under evaluation."""
     withheld: Tensor | None = None
-    """(B,) the samples that no record counts; None for none."""
+    """(B,) the samples without loss and record; None for none."""
     gate: Tensor | None = None
     """(B,) the samples that the term under evaluation is for; None for all."""
     _form: Tensor | None = None  # (0, C), of the type and on the device of the first logits
@@ -317,14 +317,16 @@ class Batch:
     @property
     def compensated(self) -> Tensor:
         """(B,) losses with compensation, without class weights and penalties."""
-        return self.l if self.dl is None else self.l + self.dl
+        losses = self.l if self.dl is None else self.l + self.dl
+        return losses if self.withheld is None else losses.masked_fill(self.withheld, 0.0)
 
     @property
     def losses(self) -> Tensor:
         """(B,) the summands of the equation with class weights, before the mean."""
         losses = self.l if self.dl is None else self.l + self.dl
         losses = losses if self.penalty is None else losses + self.penalty
-        return losses if self.criterion.weight is None else self.criterion.weighted(self, losses)
+        losses = losses if self.criterion.weight is None else self.criterion.weighted(self, losses)
+        return losses if self.withheld is None else losses.masked_fill(self.withheld, 0.0)
 
     @once
     def gradient(self) -> Tensor:

@@ -246,8 +246,8 @@ class Compensated(nn.Module):
         """True if a term replaces losses or gradients instead of adding to them."""
         self.only_tables = [*self._in_order] == ["logit"] and base is None and all(
             isinstance(term, Table) and term.update != "manual" for term in self._in_order["logit"]
-        )  # fmt: skip
-        """True if all terms are tables on logits that no optimizer moves: rows then move by the slope of the losses."""
+        ) and not any(getattr(module, "withholds", False) for module in self.modules())  # fmt: skip
+        """True if all terms are tables on logits that no optimizer moves: rows then move by the slope of the losses of all samples."""
         self.fast = True
         """Whether one softmax may give the losses and their slope; false computes everything by definition."""
         one_of("onto", onto, *ONTO)
@@ -337,7 +337,8 @@ class Compensated(nn.Module):
 
     def infer(self, s: Batch) -> Batch:
         """Evaluates the equation for a batch: its terms and losses, and in training the steps of rows and statistics."""
-        statistics = self.statistics() if s.learn else []
+        known = self.statistics() if self.training else []
+        statistics = known if s.learn else []
         self._awaits_meta = self._awaits_meta and not s.meta
         if self.before_logits and self.training:
             s.forward_pass.seed = int(torch.randint(2**62, ()).item())  # one dropout mask for all passes
@@ -345,6 +346,9 @@ class Compensated(nn.Module):
         _ = s.u  # the forward pass, here and not in a term that reads it under no_grad
         for statistic in statistics:
             statistic.check(s)
+        for statistic in known:
+            if statistic.withholds:
+                s.withheld = statistic.hidden(s) if s.withheld is None else s.withheld | statistic.hidden(s)
         undo = []
         try:
             for statistic in statistics:

@@ -41,6 +41,9 @@ class Statistic(nn.Module):
     observes: ClassVar[Literal["logits", "loss"]] = "loss"
     """When it observes: after the loss, or before the terms, which can then read its value for this batch."""
 
+    withholds: ClassVar[bool] = False
+    """Whether samples of the batch, `hidden(s)` (B,), get neither loss nor record."""
+
     shares: ClassVar[bool] = False
     """Whether all places of a sample may share one row."""
 
@@ -59,6 +62,8 @@ class Statistic(nn.Module):
         self.first_row = 0
         """The sample of the first row, nonzero if several processes share the rows."""
         self.merges: dict[str, Merge] = {}
+        self._buffer: list[tuple[Tensor, ...]] = []
+        self._buffered = 0
 
     def track(self, name: str, start: Tensor, *, merge: Merge) -> Tensor:
         """Adds a buffer, which it returns, and declares how its copies merge. A process may hold a part of the rows; see `holding_rows`."""
@@ -97,9 +102,57 @@ class Statistic(nn.Module):
         """Observes a training batch."""
         raise NotImplementedError
 
+    def collect(self, s: Batch, *columns: Tensor) -> None:
+        """Passes columns (B,) of the batch, which are not written to later, to `add`; small batches are buffered to amortize call overhead."""
+        if not s.complete or torch.compiler.is_compiling():
+            self.flush()
+            self.add(s.valid, *columns)
+            return
+        self._buffer.append(columns)
+        self._buffered += len(columns) * len(columns[0])
+        if self._buffered > BUFFER:
+            self.flush()
+
+    def add(self, valid: Tensor | None, *columns: Tensor) -> None:
+        """Adds columns (n,) of one batch or several; only those of `valid` samples, if it is given."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Adds the buffered columns; every access to buffers that change within an epoch does so first."""
+        if self._buffer:
+            buffered, self._buffer, self._buffered = self._buffer, [], 0
+            self.add(None, *map(torch.cat, zip(*buffered, strict=True)))
+
+    def __getattr__(self, name: str) -> Any:
+        if self.__dict__.get("_buffer") and self.merges.get(name, "same") != "same":
+            self.flush()
+        return super().__getattr__(name)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every module, with buffered columns added."""
+        self.flush()
+        return super().named_buffers(*args, **kwargs)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self.flush()
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self.flush()
+        super()._save_to_state_dict(*args)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.flush()
+        super()._load_from_state_dict(*args)
+
     def moved_rows(self, s: Batch) -> Tensor | None:
         """(R,) distinct rows of its buffers that this batch moves; None if it may move anything."""
         return None
+
+    def hidden(self, s: Batch) -> Tensor:
+        """(B,) true for samples that are withheld; see `withholds`."""
+        raise NotImplementedError
 
     def undo(self, s: Batch) -> Callable[[], None]:
         """A function that restores the state before `observe`, for batches that raise an error later."""
@@ -113,7 +166,8 @@ class Statistic(nn.Module):
         return back
 
     def end_epoch(self) -> None:
-        """Rolls over, for statistics of one epoch."""
+        """Rolls over, for statistics of one epoch; the next visits the same samples."""
+        self.flush()
 
 
 SHOWN = 10
@@ -146,6 +200,8 @@ class Suspects:
     """(K,) true if the evidence is against the label."""
     label: Tensor | None = None
     """(K,) the label number, if samples have several labels."""
+    unjudged: int = 0
+    """How many labels have no record: their samples were not seen in training, or the criterion withheld them."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -161,8 +217,9 @@ class Suspects:
         ]
         more = [f"... {len(self) - SHOWN} more"] if len(self) > SHOWN else []
         none = [] if len(self) else ["    none: no sample was seen in training"]
+        unjudged = f"{self.unjudged} of all labels are not judged: not seen in training, or withheld by the criterion"
         head = f"{'index':>8}  {'label  ' * several}{'score':>8}  {'suggested':>9}  flagged"
-        return "\n".join([head, *lines, *more, *none])
+        return "\n".join([head, *lines, *more, *none, *[unjudged] * (self.unjudged > 0)])
 
 
 @final
@@ -233,9 +290,8 @@ class Evidence(Statistic):
         self.visits = self.track("visits", torch.zeros(num_samples, dtype=torch.int16 if lean else None), merge="rows")
         self.votes = self.track("votes", torch.zeros(num_samples, dtype=torch.float16 if lean else None), merge="rows")
         self.guess = self.track("guess", torch.zeros(num_samples, dtype=whole), merge="rows")
-        self._buffer: list[Visits] = []
+        self._buffer: list[Visits] = []  # type: ignore[assignment]
         self._indices: list[Tensor] = []  # of the buffered batches, as the caller gave them
-        self._buffered = 0
 
     def observe(self, s: Batch) -> None:
         """Adds the visits of the batch; those of small batches are buffered."""
@@ -267,7 +323,7 @@ class Evidence(Statistic):
 
     @torch.no_grad()
     def flush(self) -> None:
-        """Adds the buffered visits to the record; every access to its buffers does so first."""
+        """Adds the buffered visits to the record."""
         if self._buffer:
             buffered, self._buffer, self._buffered = self._buffer, [], 0
             indices, self._indices = torch.cat(self._indices), []
@@ -275,32 +331,6 @@ class Evidence(Statistic):
             # The vote depends on the order of visits: batches vote one by one, unless it is known that no sample comes twice.
             distinct = is_eager_cpu(indices) and distinct_rows(indices)[1] is None
             self._add(visits, [len(visits.rows)] if distinct else [len(part.rows) for part in buffered])
-
-    def __getattr__(self, name: str) -> Any:
-        if self.__dict__.get("_buffer") and name in self._buffers:
-            self.flush()
-        return super().__getattr__(name)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
-        """As of every module, with buffered visits added."""
-        self.flush()
-        return super().named_buffers(*args, **kwargs)
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        self.flush()
-        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def _save_to_state_dict(self, *args: Any) -> None:
-        self.flush()
-        super()._save_to_state_dict(*args)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self.flush()
-        super()._load_from_state_dict(*args)
-
-    def end_epoch(self) -> None:
-        """Adds the buffered visits: the next epoch visits the same samples."""
-        self.flush()
 
     # --- the record -------------------------------------------------------------------------------------------
 
@@ -406,12 +436,13 @@ class Evidence(Statistic):
         return self.total_prediction / self.visits[:, None]
 
     def suspects(self, top: int | None = None) -> Suspects:
-        """All samples seen (or the first `top`), most suspect first."""
+        """All samples with a record (or the first `top`), most suspect first. `unjudged` counts those without one."""
         check(top is None or top >= 0, "the number of samples to return, or None for all", top=top)
         score = -self.mean("margin") if self.score == "margin" else self.mean(self.score)
         order = score.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
-        order = order[: int((self.visits > 0).sum())][:top]
-        suspects = Suspects(order, score[order], self.guess[order].long(), self.mean("margin")[order] < 0)
+        judged = int((self.visits > 0).sum())
+        flagged, order = self.mean("margin") < 0, order[:judged][:top]
+        suspects = Suspects(order, score[order], self.guess[order].long(), flagged[order], unjudged=len(score) - judged)
         labels = self.num_labels or 1
         return suspects if labels == 1 else replace(suspects, index=order // labels, label=order % labels)
 

@@ -24,7 +24,7 @@ from compensate.methods.weighting import of_given
 from compensate.terms.adversarial import Adversarial
 from compensate.terms.classes import Counts, label_shares, proportions
 from compensate.terms.schedules import Warmup
-from compensate.terms.strength import Scaled, Strength, Withheld
+from compensate.terms.strength import Scaled, Strength
 
 __all__ = ["adversarial_logit", "category_logit", "causal_logit", "gated_category", "logcomp", "lpl", "meta_logit"]
 
@@ -117,8 +117,7 @@ def logcomp(
     rows = Sample(*size, penalty=L1(weight), lr=rate if lr is None else lr, update=moves, store=table)
     lean = record == "lean" or (record == "auto" and num_samples * labels > MAX_FULL_RECORD)
     kept = Evidence(num_samples, score="margin", lean=lean, num_classes=classes, num_labels=labels)
-    loss = None if measured is None else Withheld(measured)
-    return Compensated(logit=rows, loss=loss, base=base, record=None if record == "none" else kept)
+    return Compensated(logit=rows, base=base, record=None if record == "none" else kept)
 
 
 @method(

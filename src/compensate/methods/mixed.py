@@ -8,14 +8,14 @@ from typing import Any, Literal, final
 from torch import Tensor
 
 from compensate.core.batch import Batch, Value
-from compensate.core.criterion import BinaryBase, Compensated, Terms
+from compensate.core.criterion import BinaryBase, Compensated
 from compensate.core.statistics import labels_of
 from compensate.errors import InputError, check, one_of
 from compensate.methods.registry import Block, Choice, Formula, PaperData, Real, Space, each, method
 from compensate.terms.adversarial import Adversarial, Pull
 from compensate.terms.prior import Toward, uniform
 from compensate.terms.schedules import Over, Ramp, Top, Warmup, Where, above, below
-from compensate.terms.strength import Scaled, Strength, Withheld
+from compensate.terms.strength import Scaled, Strength
 
 __all__ = ["mixcomp", "mixcomp_adaptive", "semantics_preserving_at"]
 
@@ -45,11 +45,11 @@ _TEXT_CANDIDATES = [
 
 
 def _in_both_directions(
-    threshold: Value, eta: Value, eps: Value, loop: dict[str, Any], base: BinaryBase = None, loss: Terms = None
+    threshold: Value, eta: Value, eps: Value, loop: dict[str, Any], base: BinaryBase = None
 ) -> Compensated:
     """Logits of samples above a threshold move to lower the loss; features of the others, if `eps` is not 0, to raise it."""
     attack = Where(below(threshold), Adversarial(eps, **loop)) if callable(eps) or eps else None
-    return Compensated(logit=Where(above(threshold), Pull(eta)), feature=attack, loss=loss, base=base)
+    return Compensated(logit=Where(above(threshold), Pull(eta)), feature=attack, base=base)
 
 
 @method(
@@ -126,7 +126,7 @@ def mixcomp(
     if rows is None or num_classes is None:
         raise InputError('strength="auto" measures each sample: give num_samples and num_classes.')
     measured = Strength(rows, 2 if base == "bce" else num_classes, several=base is not None)
-    return _in_both_directions(threshold, Scaled(eta, measured), eps2, loop, base, loss=Withheld(measured))
+    return _in_both_directions(threshold, Scaled(eta, measured), eps2, loop, base)
 
 
 def by_loss(s: Batch, eps: float, tau: Tensor | float) -> Tensor:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from compensate.core.batch import Batch, Value, at
-from compensate.core.criterion import BinaryBase, Compensated, Term
+from compensate.core.criterion import BinaryBase, Compensated
 from compensate.core.statistics import Evidence, Statistic, labels_of
 from compensate.errors import InputError, check
 from compensate.methods.registry import Block, Choice, Real, Space, method
-from compensate.terms.strength import GAIN, Strength, Withheld
+from compensate.terms.strength import GAIN, Strength
 
 __all__ = ["robust"]
 
@@ -46,13 +46,13 @@ class RunningMean(Statistic):
     def observe(self, s: Batch) -> None:
         """Keeps the means of the batch."""
         index, moved = self.index(s), self(s).to(self.rows.dtype)
-        self.rows[index] = moved if s.complete else torch.where(s.valid[:, None], moved, self.rows[index])
+        self.rows.index_copy_(0, index, moved if s.complete else torch.where(s.valid[:, None], moved, self.rows[index]))
 
     def forward(self, s: Batch) -> Tensor:
         """The means with the predictions of this batch."""
         if self not in s.shared:
             p = distribution(s, s.p.detach()).clamp(FLOOR, 1 - FLOOR)
-            s.shared[self] = torch.lerp(p, self.rows[self.index(s)].to(p.dtype), self.beta)
+            s.shared[self] = torch.lerp(p, self.rows.index_select(0, self.index(s)).to(p.dtype), self.beta)
         return s.shared[self]
 
     def extra_repr(self) -> str:
@@ -86,9 +86,13 @@ class Doubt(Statistic):
 
     def observe(self, s: Batch) -> None:
         """Adds the support of the labels of the batch."""
-        support = self.support(s).to(self.sums.dtype)
-        counted = torch.ones_like(support) if s.complete else s.valid.to(support.dtype)
-        self.sums.index_add_(1, label_class(s), torch.stack([support * counted, counted]))
+        self.collect(s, self.support(s).to(self.line.dtype), label_class(s).clone())
+
+    def add(self, valid: Tensor | None, *columns: Tensor) -> None:
+        """Adds the support (n,) of labels (n,)."""
+        support, labels = columns
+        counted = torch.ones_like(support) if valid is None else valid.to(support.dtype)
+        self.sums.index_add_(1, labels, torch.stack([support * counted, counted]))
 
     def end_epoch(self) -> None:
         """The means of this epoch give the doubt of the next: its value without any support, and its slope."""
@@ -98,7 +102,7 @@ class Doubt(Statistic):
         self.sums.zero_()
 
     def forward(self, s: Batch) -> Tensor:
-        most, slope = self.line[:, label_class(s)]
+        most, slope = self.line.index_select(1, label_class(s))
         return torch.addcmul(most, slope, self.support(s).to(most.dtype), value=-1).clamp(min=0).to(s.u.dtype)
 
 
@@ -170,7 +174,8 @@ def robust(
     Training that memorizes nothing, for example with strong augmentation, stays as it is.
 
     Call `criterion.end_epoch()` after each epoch. `print(criterion)` shows the strength, `Strength.of(criterion).curve()` its history.
-    Withheld samples have the loss 0, keep their labels, are trained on once the strength is 1, and are never suspects.
+    Withheld samples have the loss 0 and no record, so they are no suspects. Once the strength is 1, they are trained on with their labels and
+    recorded as all others, from then on; `print(criterion.suspects())` states how many samples are not judged.
 
     Args:
         strength: "auto", or a number from 0 to 1 or a schedule; then nothing is withheld or measured.
@@ -189,11 +194,10 @@ def robust(
         raise InputError(f'strength is "{strength}"; expected "auto" or a number from 0 to 1.')
     check(not isinstance(strength, int | float) or 0 <= strength <= 1, "a strength from 0 to 1", strength=strength)
     mean, value = RunningMean(rows, classes, beta, base is not None), measured or strength
-    loss: tuple[Term, ...] = (Agreement(mean, value, lam),)
     record = Evidence(num_samples, score="margin", num_classes=classes, num_labels=labels)
     return Compensated(
         label=TowardMean(Doubt(mean, classes * labels), value),
-        loss=(*loss, Withheld(measured)) if measured else loss,
+        loss=Agreement(mean, value, lam),
         base=base,
         record=record,
     )

@@ -18,7 +18,7 @@ from compensate.terms.adversarial import Adversarial, Pull
 from compensate.terms.gradients import Amplify, ClipGradient, GradientNoise, SharpnessAware
 from compensate.terms.prior import Slack, Toward, prediction, uniform
 from compensate.terms.schedules import Ramp, StepSchedule, Top, Warmup, Where, above, below
-from compensate.terms.strength import Scaled, Strength, Withheld
+from compensate.terms.strength import Scaled, Strength
 from compensate.terms.structure import Dissimilarity, EdgeRecord, Edges
 from compensate.terms.views import ExtremeView, OtherView, RandomMix, Views
 
@@ -27,5 +27,5 @@ __all__ = [
     "ClipGradient", "Corpus", "Dissimilarity", "EdgeRecord", "Edges", "Evidence", "ExtremeView", "Fresh",
     "GradientNoise", "Group", "GroupL2", "OtherView", "Pull", "Ramp", "RandomMix", "Sample", "Scaled",
     "SharpnessAware", "Slack", "Statistic", "StepSchedule", "Strength", "Top", "Toward", "Views", "Warmup", "Where",
-    "Withheld", "above", "below", "prediction", "uniform",
+    "above", "below", "prediction", "uniform",
 ]  # fmt: skip

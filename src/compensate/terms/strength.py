@@ -35,12 +35,13 @@ class Strength(Statistic):
     .. math:: s \leftarrow \max\left(s,\; \min\left(1,\; \max\left(10\, \frac{P - W - \sigma}{1 - W},\; 5\, (2 W_c - 1)\right)\right)\right)
 
     once per epoch, from zero. :math:`P` is the mean probability of the given label over the trained samples, :math:`W` the mean over the
-    withheld samples, which :class:`Withheld` keeps from the model, :math:`W_c` the mean of :math:`W` over the classes, and :math:`\sigma`
+    withheld samples, which have neither loss nor record, :math:`W_c` the mean of :math:`W` over the classes, and :math:`\sigma`
     the standard error of :math:`W`. The difference :math:`P - W` in the first epoch, where no label can have been memorized yet, is
     chance and is subtracted later. The first argument is the memorized share of the labels that the model cannot predict. The second
     is positive where the model is right more often than not in a class: its own predictions can then be trusted.
 
-    Samples that were withheld are trained on once the strength is 1, since it cannot rise further. They are never suspects.
+    Samples that were withheld are trained on, and recorded as all others, once the strength is 1, since it cannot rise further. Before, they are
+    never suspects.
 
     Args:
         num_samples: the number of rows: samples, or labels of all samples under `base="bce"`.
@@ -54,13 +55,13 @@ class Strength(Statistic):
     >>> from compensate import Compensated
     >>> from compensate.terms import Pull
     >>> strength = Strength(1000, 10)
-    >>> criterion = Compensated(logit=Pull(strength), loss=Withheld(strength))
+    >>> criterion = Compensated(logit=Pull(strength))
     >>> strength
     Strength(0.00, 100 of 1000 samples withheld)
     """
 
     inference, granularity, binary = "tuning", "corpus", True
-    reader = "a strength"
+    reader, withholds = "a strength", True
 
     def __init__(
         self, num_samples: int, num_classes: int, share: float = 0.02, seed: int = 0, several: bool = False
@@ -100,17 +101,26 @@ class Strength(Statistic):
     def chosen(self, s: Batch) -> Tensor:
         """(B,) the samples of the batch that are withheld until the strength is 1."""
         if self not in s.shared:
-            s.shared[self] = self.withheld[self.index(s)]
+            s.shared[self] = self.withheld.index_select(0, self.index(s))
         return s.shared[self]
+
+    def hidden(self, s: Batch) -> Tensor:
+        """(B,) those that are withheld now: a strength of 1 is as large as true."""
+        return self.chosen(s) > self.value
 
     def observe(self, s: Batch) -> None:
         """Adds the probabilities of the given labels."""
         p = s.p.detach()
         given = (p * s.y + (1 - p) * (1 - s.y))[:, 0] if s.places.binary else s.of_label(p)
-        given = (given if s.complete else torch.where(s.valid, given, 0.0)).to(self.sums.dtype)
-        counted = torch.ones_like(given) if s.complete else s.valid.to(given.dtype)
+        self.collect(s, given.to(self.value.dtype), s.labels.clone(), self.chosen(s))
+
+    def add(self, valid: Tensor | None, *columns: Tensor) -> None:
+        """Adds probabilities (n,) of labels (n,) of samples that are withheld where `chosen` (n,)."""
+        given, labels, chosen = columns
+        given = given if valid is None else torch.where(valid, given, 0.0)
+        counted = torch.ones_like(given) if valid is None else valid.to(given.dtype)
         moments = torch.stack([counted, given, given.square()], -1)
-        self.sums.index_add_(0, torch.where(self.chosen(s), s.labels, len(self.sums) - 1), moments)
+        self.sums.index_add_(0, torch.where(chosen, labels, len(self.sums) - 1), moments)
 
     def end_epoch(self) -> None:
         """Measures the epoch and raises the strength."""
@@ -137,29 +147,9 @@ class Strength(Statistic):
         return self.history[: int(self.epochs)].clone()
 
     def extra_repr(self) -> str:
-        return f"{float(self.value):.2f}, {self.count} of {self.num_samples} samples withheld"
-
-
-@final
-class Withheld(nn.Module):
-    """Takes away the loss of the samples that a :class:`Strength` withholds, and their record. It must be the last loss term.
-
-    >>> Withheld(Strength(10_000, 10))
-    Withheld(
-      (strength): Strength(0.00, 200 of 10000 samples withheld)
-    )
-    """
-
-    direction, granularity, binary = "positive", "sample", True
-
-    def __init__(self, strength: Strength) -> None:
-        super().__init__()
-        self.strength = strength
-
-    def forward(self, s: Batch) -> Tensor:
-        """(B,) minus the loss where a sample is withheld, else 0."""
-        s.withheld = self.strength.chosen(s)
-        return torch.where(s.withheld & (self.strength.value < 1), -s.compensated, 0.0)
+        value = float(self.value)
+        joined = " before, now trained on" if value == 1 else ""
+        return f"{value:.2f}, {self.count} of {self.num_samples} samples withheld{joined}"
 
 
 @final
@@ -169,7 +159,7 @@ class Scaled(nn.Module):
     >>> from compensate import Compensated
     >>> from compensate.terms import Pull
     >>> strength = Strength(1000, 10)
-    >>> criterion = Compensated(logit=Pull(Scaled(5.0, strength)), loss=Withheld(strength))
+    >>> criterion = Compensated(logit=Pull(Scaled(5.0, strength)))
     """
 
     binary = True
