@@ -2,6 +2,8 @@
 
     python -m benchmarks.estimate --data-dir DATA --kept FOLDER   # all sets; predictions that FOLDER lacks are made first
     python -m benchmarks.estimate --show                          # the table of the stored results
+    python -m benchmarks.estimate --again digits,cifar10h ...     # measures stored sets again
+    python -m benchmarks.estimate --limits --kept FOLDER          # of stored predictions: all looks together, and the least width
 
 A simulated person answers with the truth. Each of 200 draws takes a new sample from the same audit; after 50, 100 and 200 looks, the interval is
 compared with the interval of a simple random sample of as many labels, made by the same likelihood ratio.
@@ -20,10 +22,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.special import expit
+from sklearn.isotonic import IsotonicRegression
 
 from benchmarks.detect import CASES, RESTS, SKEWED, Case, _pooled, _predictions, calibration_error
 from compensate import __version__
-from compensate.auditing import noise_model
+from compensate.auditing import noise_model, sampling
 from compensate.auditing.sampling import draw, recalibrate, stratified_share
 from compensate.files import write_atomically
 
@@ -39,10 +42,7 @@ def measure(case: Case, data_dir: Path, kept: Path) -> dict[str, Any]:
     """Figures of a case, by number of looks."""
     seed = 0 if case.source in CHOSEN_ON else 100
     said = _predictions(case, seed, data_dir, kept)
-    labels, wrong, names = said["labels"], said["wrong"].astype(bool), said["names"].tolist()
-    found = noise_model.judge(
-        _pooled(said), labels, noise_model.best_linear(dict(zip(names, said["log_p"], strict=True)), labels)
-    )
+    labels, wrong, found = said["labels"], said["wrong"].astype(bool), _judged(said)
     truth, rng = float(wrong.mean()), np.random.default_rng(0)
     row = {"case": case.key, "seed": seed, "labels": len(labels), "wrong": truth, "stated": found.share.value}
     row |= {"ece before": calibration_error(found.p_error, wrong), "loss before": log_loss(found.p_error, wrong)}
@@ -66,6 +66,37 @@ def measure(case: Case, data_dir: Path, kept: Path) -> dict[str, Any]:
             for name, value in figures.items():
                 looked.setdefault(f"{name} {most}", []).append(float(value))
     return row | {name: float(np.mean(values)) for name, values in looked.items()}
+
+
+def _file(case: Case) -> str:
+    return case.key.replace(" ", "_").replace(":", "-")
+
+
+def _judged(said: dict[str, Any]) -> Any:
+    """The judgment of the noise model on stored predictions."""
+    by_name = dict(zip(said["names"].tolist(), said["log_p"], strict=True))
+    return noise_model.judge(_pooled(said), said["labels"], noise_model.best_linear(by_name, said["labels"]))
+
+
+def limits(file: Path) -> str:
+    """For stored predictions: the coverage at each number of `sampling.LOOKS` and at all together, in draws from seed 1000 on, and the least width.
+
+    The least width, relative to a simple sample, is that of a normal approximation with unlimited strata and Neyman's allocation by the true
+    rate of errors at each probability: E sqrt(r (1 - r)) / sqrt(R (1 - R)), with r fitted by isotonic regression and R its mean.
+    """
+    key, _, seed = file.stem.rpartition("_")
+    cases = {_file(case): case for case in (*CASES, *RESTS, *SKEWED)}
+    said = _predictions(cases[key], int(seed), Path(), file.parent)
+    p, wrong = _judged(said).p_error, said["wrong"].astype(bool)
+    truth, held = wrong.mean(), []
+    for seed in range(1000, 1150):
+        sample = draw(p, np.arange(len(p)), seed)
+        shares = [sample.estimate(wrong[sample.index[:looks]].tolist()).wrong for looks in sampling.LOOKS]
+        held.append([share is not None and share.low <= truth <= share.high for share in shares])
+    rate = IsotonicRegression().fit(p, wrong).predict(p).clip(0, 1)
+    least = np.sqrt(rate * (1 - rate)).mean() / np.sqrt(truth * (1 - truth))
+    each = ", ".join(f"{value:.1%}" for value in np.mean(held, 0))
+    return f"{file.stem}: {each}; together {np.all(held, 1).mean():.1%}; least width {least:.2f}"
 
 
 def log_loss(p: Any, wrong: Any) -> float:
@@ -122,16 +153,27 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, default=Path("runs/predictions"), help="folder of stored predictions")
     parser.add_argument("--stored", action="store_true", help="only cases whose predictions are stored")
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--again", default="", help="data sets to measure again, separated by commas")
+    parser.add_argument("--limits", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one small set, stored nowhere")
     chosen = parser.parse_args()
     if chosen.quick:
         print(markdown([measure(Case("wine-table", "symmetric:0.1"), chosen.data_dir, chosen.kept)]))
         return
+    if chosen.limits:
+        for file in sorted(chosen.kept.glob("*.npz")):
+            if np.load(file)["wrong"].any():
+                print(limits(file), flush=True)
+        return
     rows = {row["case"]: row for row in json.loads(RESULTS.read_bytes())["rows"]} if RESULTS.exists() else {}
     for case in () if chosen.show else [*CASES, *RESTS, *SKEWED]:
         seed = 0 if case.source in CHOSEN_ON else 100
-        stored = (chosen.kept / (case.key.replace(" ", "_").replace(":", "-") + f"_{seed}.npz")).exists()
-        if case.name == "diabetes" or case.key in rows or (chosen.stored and not stored):
+        stored = (chosen.kept / f"{_file(case)}_{seed}.npz").exists()
+        if (
+            case.name == "diabetes"
+            or (case.key in rows and case.source not in chosen.again.split(","))
+            or (chosen.stored and not stored)
+        ):
             continue
         rows[case.key] = measure(case, chosen.data_dir, chosen.kept)
         print(case.key, flush=True)

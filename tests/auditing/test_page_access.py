@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 from test_page_looks import full_page
+
+from compensate.cli.review import open_sample
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -30,6 +33,14 @@ def test_the_page_reads_at_200_and_400_percent(open_page: Callable[..., Any], ki
             assert tab.evaluate("() => document.documentElement.scrollWidth") == width, (width, view)
             assert tab.evaluate(CUT) == [], (width, view)
             assert tab.evaluate("() => getComputedStyle(document.querySelector('.bar')).position") == "static"
+
+
+@pytest.fixture
+def made_run_of_points(tmp_path: Path) -> Path:
+    rows = [f"{k % 2 * 5 + k % 7 / 10},{'ab'[(k % 2) ^ (k in (3, 8))]}" for k in range(80)]
+    (tmp_path / "points.csv").write_text("\n".join(("size,kind", *rows)) + "\n")
+    commands.run("audit", tmp_path / "points.csv", "--label", "kind", "--out", tmp_path / "run")
+    return tmp_path / "run"
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +66,20 @@ def grave_findings(tab: Any, axe: str) -> list[tuple[str, str]]:
     tab.evaluate(axe + "; 0")
     found = tab.evaluate("() => axe.run({preload: false})")["violations"]
     return [(f["id"], n["html"]) for f in found if f["impact"] in ("serious", "critical") for n in f["nodes"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_sample_reads_at_200_percent_and_by_axe(
+    made_run_of_points: Path, serve: Callable[..., Any], browser: Any, axe: str, scheme: str
+) -> None:
+    view: Any = {"width": 640, "height": 400}
+    with browser.new_context(viewport=view, device_scale_factor=2, color_scheme=scheme, bypass_csp=True) as context:
+        tab = context.new_page()
+        tab.goto(serve(open_sample(made_run_of_points, 60)[1]).address)
+        tab.wait_for_selector(".look .stage > *")
+        assert tab.evaluate("() => document.documentElement.scrollWidth") == 640
+        assert tab.evaluate(CUT) == []
+        assert grave_findings(tab, axe) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

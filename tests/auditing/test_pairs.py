@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,130 @@ def test_an_option_that_pairs_do_not_have_is_named() -> None:
         audit(pairs(), columns="prompt", encoder="none")
 
 
+# --- layouts ----------------------------------------------------------------------------------------------------
+
+
+def chat(prompt: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+
+
+def human(prompt: str, answer: str) -> str:
+    return f"\n\nHuman: {prompt}\n\nAssistant: Why?\n\nHuman: so\n\nAssistant: {answer}"
+
+
+def ranked(first: str, second: str) -> Callable[..., dict[str, Any]]:
+    """Rows of a better and a worse response."""
+    return lambda p, a, b, c: {"prompt": p, first: (a, b)[c], second: (b, a)[c]}
+
+
+# Each makes a row of a prompt, two responses, and the answer: 0 or 1 for the better one, 2 for a tie.
+LAYOUTS: dict[str, Callable[[str, str, str, int], dict[str, Any]]] = {
+    "stack exchange": ranked("response_j", "response_k"), "chosen_response": ranked("chosen_response", "rejected_response"),
+    "preferred": ranked("preferred", "dispreferred"), "response_w": ranked("response_w", "response_l"),
+    "hh": lambda p, a, b, c: {"chosen": human(p, (a, b)[c]), "rejected": human(p, (b, a)[c])},
+    "llama factory": lambda p, a, b, c: {
+        "conversations": [{"from": "human", "value": p}], "chosen": {"from": "gpt", "value": (a, b)[c]}, "rejected": {"from": "gpt", "value": (b, a)[c]},
+    },
+    "ultrafeedback": lambda p, a, b, c: {
+        "prompt": p, "chosen": chat(p, (a, b)[c]), "rejected": chat(p, (b, a)[c]), "messages": chat(p, (a, b)[0]), "score_chosen": 7.5,
+        "score_rejected": 3.0, "chosen_score": "3",
+    },
+    "openai": lambda p, a, b, c: {
+        "input": {"messages": [{"role": "user", "content": p}]}, "preferred_output": chat(p, (a, b)[c])[1:], "non_preferred_output": chat(p, (b, a)[c])[1:],
+    },
+    "safe rlhf": lambda p, a, b, c: {"prompt": p, "response_0": a, "response_1": b, "better_response_id": c, "safer_response_id": 0},
+    "shp": lambda p, a, b, c: {"history": p, "human_ref_A": a, "human_ref_B": b, "labels": 1 - c, "score_A": 3},
+    "arena": lambda p, a, b, c: {
+        "model_a": "x-1", "winner": ("model_a", "model_b", "tie (bothbad)")[c], "conversation_a": chat(p, a), "conversation_b": chat(p, b),
+    },
+    "helpsteer": lambda p, a, b, c: {"context": chat(p, "")[:1], "response1": a, "response2": b, "overall_preference": (-len(p), len(p), 0)[c]},
+}  # fmt: skip
+TIES = {"arena", "helpsteer"}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_are_read_audited_and_written_back_in_their_form(name: str, tmp_path: Path) -> None:
+    ranks = "chosen" in LAYOUTS[name]("", "", "", 0) or name in (
+        "stack exchange",
+        "preferred",
+        "response_w",
+        "chosen_response",
+        "openai",
+    )
+    shown = pairs("preference")[:40]
+    answers = [0] * 40 if ranks else [int(c) - 1 for c in shown["preference"]]
+    for row in (5, 20) if name in TIES else ():
+        answers[row] = 2
+    texts = list(zip(shown["prompt"], shown["response1"], shown["response2"], strict=True))
+    rows = [LAYOUTS[name](*text, c) for text, c in zip(texts, answers, strict=True)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = audit(tmp_path / "t.jsonl", encoder="none")
+    assert found.label_kind is Pairs
+    assert found.given.tolist() == answers
+    assert found.data is not None
+    for pair, (prompt, *responses) in zip(found.data.x, texts, strict=True):
+        assert [one.strip() for one in pair[1:]] == responses
+        assert prompt in pair.prompt
+        assert not any(one in pair.prompt for one in responses)
+    new = {row: 1 - answers[row] for row in (0, 1, 30)} | ({7: 2, 5: 0} if name in TIES else {})
+    words = ("first", "second", "tie")
+    made = [Correction(row, words[answers[row]], "other", words[c], part=f"pair {row}") for row, c in new.items()]
+    made.append(Correction(12, words[answers[12]], "drop", "", part="pair 12"))
+    run = found.save(tmp_path / "run")
+    done = Audit.load(run).apply(made, tmp_path / "out.jsonl")
+    expected = [LAYOUTS[name](*texts[row], new.get(row, answers[row])) for row in range(40) if row != 12]
+    after = [json.loads(line) for line in done.path.read_text().splitlines()]
+    if name == "helpsteer":  # a tie has no size that could be kept
+        after[5]["overall_preference"], expected[5]["overall_preference"] = (
+            np.sign(one[5]["overall_preference"]) for one in (after, expected)
+        )
+    assert after == expected
+
+
+@pytest.mark.parametrize("values", [[-2, -1, 0, 1, 2], [-1, 0, 1], ["-1.0", "0.0", "1.0"], [-0.5, 0, 2.5]])
+def test_the_sign_of_a_preference_decides_and_is_kept(values: list[Any], tmp_path: Path) -> None:
+    frame = pairs("preference")
+    cells = [values[k % len(values)] for k in range(ROWS)]
+    frame["preference"] = cells
+    read, _ = pairs_of_frame(frame, pair_columns(frame.columns), "t")  # type: ignore[arg-type]
+    assert read.target.tolist() == [[0, 2, 1][int(np.sign(float(one))) + 1] for one in cells]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    made = [
+        Correction(0, "first", "other", "second", part="pair 0"),
+        Correction(len(values) - 1, "second", "other", "tie", part=f"pair {len(values) - 1}"),
+    ]
+    after = pd.read_csv(apply_corrections(tmp_path / "t.csv", made).path)["preference"].tolist()
+    expected = [-float(cells[0]), *map(float, cells[1:])]
+    expected[len(values) - 1] = 0
+    assert after == expected
+
+
+def test_a_third_response_is_refused() -> None:
+    frame = pairs("preference").assign(response_3="one more film")
+    frame = frame.rename(columns={"response1": "response_1", "response2": "response_2", "preference": "winner"})
+    with pytest.raises(InputError, match=r"a row has response_1, response_2, response_3; expected two responses"):
+        audit(frame, encoder="none")
+
+
+def test_keys_within_a_cell_are_no_columns(tmp_path: Path) -> None:
+    rows = [
+        {"text": f"a {['good', 'dull'][k % 2]} film {k}", "label": "pn"[k % 2], "meta": {"chosen": 1, "rejected": 2}}
+        for k in range(60)
+    ]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.warns(UserWarning, match="meta hold lists"):
+        assert audit(tmp_path / "t.jsonl", encoder="none").classes == ("n", "p")
+
+
+def test_a_tie_that_zero_and_one_cannot_express_is_refused(tmp_path: Path) -> None:
+    frame = pairs("preference").rename(columns={"response1": "answer_0", "response2": "answer_1"})
+    frame["preference"] -= 1
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    given = ["first", "second"][frame["preference"][4]]
+    with pytest.raises(InputError, match="no row prefers the tie response; drop such pairs"):
+        apply_corrections(tmp_path / "t.csv", [Correction(4, given, "other", "tie", part="pair 4")])
+
+
 # --- ties and annotators ----------------------------------------------------------------------------------------
 
 
@@ -320,9 +445,16 @@ def test_other_issues_of_pairs(tmp_path: Path) -> None:
     frame.loc[10, "prompt"] = frame.loc[11, "prompt"]
     frame.loc[20, "rejected"] = frame.loc[20, "chosen"]
     frame.loc[31, ["prompt", "rejected"]] = frame.loc[30, ["prompt", "chosen"]].to_numpy()
+    frame["rejected"] = frame["rejected"].astype(object)
+    frame.loc[[40, 41], "rejected"] = [None, " "]
     issues = audit(frame, encoder="none").issues
     rows = {kind: set(part["index"]) for kind, part in issues.groupby("issue")}
-    assert rows == {"duplicate_prompt": {11, 31}, "identical_responses": {20}, "contradicting_response": {30}}
+    assert rows == {
+        "duplicate_prompt": {11, 31},
+        "identical_responses": {20},
+        "contradicting_response": {30},
+        "empty_answer": {40, 41},
+    }
 
 
 def test_the_page_shows_prompt_and_both_responses(found: Audit) -> None:

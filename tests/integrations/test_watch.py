@@ -364,6 +364,24 @@ def test_suspect_rows_are_left_out_in_the_second_half(make: Any, tmp_path: Path)
         watch(classifier(tmp_path), drop=0.1)
 
 
+def test_a_training_of_one_epoch_drops_nothing_and_says_so(tmp_path: Path) -> None:
+    trainer = dpo(tmp_path, num_train_epochs=1)
+    watch(trainer, drop=0.1)
+    with pytest.warns(UserWarning, match="drop leaves nothing out"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(("make", "settings"), [
+    (dpo, {"loss_type": "ipo"}), (dpo, {"loss_type": ["sigmoid", "sft"]}), (sft, {"loss_type": "dft"}),
+])  # fmt: skip
+def test_losses_that_a_method_cannot_change_are_refused(make: Any, settings: dict[str, Any], tmp_path: Path) -> None:
+    trainer, name = make(tmp_path, **settings), next(iter(settings))
+    for asked in ({"method": "gce"}, {"drop": 0.1}):
+        with pytest.raises(InputError, match=f"{name} is .* change only nll and sigmoid"):
+            watch(trainer, **asked)
+    watch(trainer)
+
+
 @pytest.mark.parametrize("make", [dpo, reward])
 def test_rows_of_pairs(make: Any, tmp_path: Path) -> None:
     trainer = make(tmp_path, num_train_epochs=10)
@@ -374,18 +392,20 @@ def test_rows_of_pairs(make: Any, tmp_path: Path) -> None:
     assert table.weight[rows].mean() > 1.5 * table.weight.mean()
 
 
-def test_the_strength_of_a_method_is_measured_on_withheld_tokens(tmp_path: Path) -> None:
-    trainer = sft(tmp_path)
+@pytest.mark.parametrize("make", [sft, dpo, reward])
+def test_the_strength_of_a_method_is_measured_on_withheld_tokens_or_pairs(make: Any, tmp_path: Path) -> None:
+    trainer = make(tmp_path, None if make is sft else preferences(240))
     found = watch(trainer, method="robust")
     trainer.train()
     strength = Strength.of(found.criterion)
     assert strength.num_samples == len(found)
     curve = strength.curve().numpy()
     assert len(curve) == 6
-    assert curve[0, 0] == 0 < curve[-1, 0]
+    assert curve[0, 0] < 0.1 < curve[-1, 0]
     assert (np.diff(curve[:, 0]) >= 0).all()
     means = found.suspects().set_index("index")["score"]
-    assert means[sorted(bad())].mean() > means.drop(index=sorted(bad())).mean()
+    wrong = sorted(bad(len(means)))
+    assert means[wrong].mean() > means.drop(index=wrong).mean()
     with pytest.raises(InputError, match='use per="token"'):
         watch(sft(tmp_path), method="robust", per="sequence")
 

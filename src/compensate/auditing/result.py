@@ -171,7 +171,8 @@ class Audit(Findings):
 
     def expected_errors(self, first: int) -> Estimate:
         """The number of errors that are expected among the first labels of the list, with a 90 % interval."""
-        return expected_errors(self.log_odds, self.p_error, self.noise_rate, first)
+        rate = self.noise_rate
+        return expected_errors(self.log_odds, self.p_error, rate, first) if np.isfinite(rate.value) else rate
 
     @cached_property
     def workload(self) -> pd.DataFrame:

@@ -400,7 +400,6 @@ def edit_sheet(path: Path, column: str, cells: list[Any], new: Changes) -> bytes
 def edit_parquet(path: Path, column: str, new: Changes) -> bytes:
     """The Parquet file with some cells of a column changed."""
     pyarrow = require("pyarrow", "correcting Parquet", "parquet")
-    parquet = require("pyarrow.parquet", "correcting Parquet", "parquet")
     table = read_arrow(path)
     field = table.schema.field(column)
     kind = field.type.value_type if pyarrow.types.is_dictionary(field.type) else field.type
@@ -410,10 +409,15 @@ def edit_parquet(path: Path, column: str, new: Changes) -> bytes:
     values = pyarrow.array(cells, type=kind)
     if kind is not field.type:
         values = values.dictionary_encode().cast(field.type)
-    file = io.BytesIO()
     table = table.set_column(table.schema.get_field_index(column), field, values)
     kept = np.delete(np.arange(len(cells)), dropped_rows(new))
-    parquet.write_table(table if len(kept) == len(cells) else table.take(pyarrow.array(kept)), file)
+    return packed(table if len(kept) == len(cells) else table.take(pyarrow.array(kept)))
+
+
+def packed(table: Any) -> bytes:
+    """The bytes of a Parquet file."""
+    file = io.BytesIO()
+    require("pyarrow.parquet", "writing Parquet", "parquet").write_table(table, file)
     return file.getvalue()
 
 

@@ -159,7 +159,7 @@ def messages(cell: Any) -> list[str]:
         parts = (m.get("content", m.get("value", "")) if isinstance(m, Mapping) else m for m in cell)
         return ["" if is_missing(part) else str(part) for part in parts] or [""]
     if isinstance(cell, Mapping):
-        return [str(cell.get("content", cell))]
+        return messages(cell["messages"]) if "messages" in cell else [str(cell.get("content", cell.get("value", cell)))]
     return ["" if is_missing(cell) else str(cell)]
 
 

@@ -10,14 +10,14 @@ that comes early in an epoch meets a younger model. :math:`m_w` is the mean of :
 hard to predict in right texts too. The score of a preference pair is its :math:`r`. Nothing else changes: the loss stays the same number.
 
 With a ``method``, each token or pair is also compensated. A token is a choice between itself and all others, and a pair one between two
-responses (`compensate.methods.language`), so every method of the table that reads logits alone can be used. With ``drop``, the second half of
-the training leaves out the share of rows with the highest scores; the scores of all rows are still recorded, and the choice is made anew after
-each epoch.
+responses (`compensate.methods.language`), so every method of the table that reads logits alone can be used. With ``drop``, the share of rows with
+the highest scores is left out after each epoch that ends in the second half of the training; the scores of all rows are still recorded.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -39,7 +39,7 @@ from compensate.auditing.result import Audit, build_audit
 from compensate.auditing.write_back import write_csv
 from compensate.core.criterion import Compensated
 from compensate.core.statistics import Statistic
-from compensate.data.dataset import Dataset, Floats, Ints, Source
+from compensate.data.dataset import Dataset, Estimate, Floats, Ints, Source
 from compensate.errors import InputError, check, one_of
 from compensate.extras import stand_in
 from compensate.files import make_folder
@@ -76,7 +76,7 @@ def watch(
         method: a row of `compensate.METHODS`, such as ``"r3m"`` for pairs or ``"token_logcomp"`` for texts, or a criterion for two classes. By
             default nothing is compensated, and the loss is the trainer's own.
         per: for texts with a method that keeps rows, whether each "token" or each "sequence" has one.
-        drop: the share of texts or pairs, most suspect first, that the second half of a training of several epochs leaves out, such as 0.2.
+        drop: the share of texts or pairs, most suspect first, to leave out after each epoch that ends in the second half, such as 0.2.
         settings: hyper-parameters of the method.
 
     >>> found = watch(trainer)                     # doctest: +SKIP
@@ -89,9 +89,7 @@ def watch(
     if ROW in trainer.train_dataset.column_names:
         raise InputError("this trainer is watched already; make a new one to watch it in another way.")
     if settings and method is None:
-        raise InputError(
-            f"{', '.join(settings)}: settings of a method, and none is given; add method=, or leave them out."
-        )
+        raise InputError(f"{', '.join(settings)}: settings of a method, and none is given; add method=.")
     check(0 <= drop < 1, "a share of the rows in [0, 1)", drop=drop)
     return Watch(trainer, dataset, method, per, drop, settings)
 
@@ -112,15 +110,13 @@ class Watch(TrainerCallback):
         self.lengths: list[list[int]] = [[1]] * len(rows)
         """The number of places of the rows that each prepared row holds: one for each token of a text, else one."""
         if self.task == "text":
-            self.lengths = (
-                rows["seq_lengths"][:] if "seq_lengths" in names else [[len(ids)] for ids in rows["input_ids"]]
-            )
+            packed = "seq_lengths" in names
+            self.lengths = rows["seq_lengths"][:] if packed else [[len(ids)] for ids in rows["input_ids"]]
         self.numbers = self._numbers(rows, dataset)
         size = np.zeros(max(map(max, self.numbers)) + 1, np.int64)
         for numbers, lengths in zip(self.numbers, self.lengths, strict=True):
-            size[[row for row in numbers if row >= 0]] = [
-                n for row, n in zip(numbers, lengths, strict=True) if row >= 0
-            ]
+            known = {row: n for row, n in zip(numbers, lengths, strict=True) if row >= 0}
+            size[[*known]] = [*known.values()]
         self.starts: Ints = np.concatenate([[0], np.cumsum(size)])
         """(N + 1,) the first place of each row."""
         self.total = torch.zeros(len(self), int(trainer.model.config.num_labels) if self.task == "class" else 2)
@@ -130,6 +126,9 @@ class Watch(TrainerCallback):
         """(N,) the rows that are left out now."""
         if drop and self.task == "class":
             raise InputError("drop leaves out texts and pairs; for samples with a class give a method, such as robust.")
+        loss = getattr(trainer.args, "loss_type", "nll")
+        if loss not in ("nll", ["sigmoid"]) and (drop or method is not None):
+            raise InputError(f"loss_type is {loss!r}; method= and drop= change only nll and sigmoid; leave them out.")
         self.criterion = None if method is None else self._criterion(method, settings)
         self.exchange: Exchange | None = None
         self._attach(rows)
@@ -166,18 +165,14 @@ class Watch(TrainerCallback):
         if isinstance(method, str):
             row = find(method)
             if row.needs - {"index", "epochs", "steps"} or "feature" in row.taxonomy.target:
-                raise InputError(
-                    f"{row.name} needs more than logits, which is all that a watched training has; choose another."
-                )
+                raise InputError(f"{row.name} needs more than logits, which is all that watch has; choose another.")
             rows = self.task != "text" or self.per == "sequence"
             classes = self.total.shape[1] if self.task == "class" else 2
             sizes = {"num_samples": len(self.starts) - 1 if rows else len(self), "num_classes": classes}
             method = row.make(**sizes, class_counts=[1] * classes, **settings)
         method.record, method.reduction = None, "sum"
         if self.task == "text" and self.per == "sequence" and any(isinstance(m, Statistic) for m in method.modules()):
-            raise InputError(
-                'this method keeps a mean for each sample, and a text has several tokens; use per="token".'
-            )
+            raise InputError('this method keeps a mean of each sample, and texts have many tokens; use per="token".')
         return method
 
     def _attach(self, rows: Any) -> None:
@@ -286,9 +281,8 @@ class Watch(TrainerCallback):
         compensated = plain[used.flatten()].sum()
         if self.criterion is not None:
             index = rows if self.per == "sequence" else index
-            compensated = self.criterion.train()(
-                logits.flatten(0, -2), torch.where(used, target, -100).flatten(), index.flatten()
-            )
+            labels = torch.where(used, target, -100).flatten()
+            compensated = self.criterion.train()(logits.flatten(0, -2), labels, index.flatten())
         total = loss[0] if isinstance(loss, tuple) else loss
         # The trainer's own mean; tokens of unknown rows keep their loss.
         scale = total.detach() / plain.detach().sum().clamp(min=torch.finfo(plain.dtype).tiny)
@@ -310,14 +304,14 @@ class Watch(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Continues the record of a checkpoint."""
+        if self.drop and state.num_train_epochs <= 1:
+            warnings.warn("drop leaves nothing out: it acts after an epoch, and this training has one.", stacklevel=2)
         stored: Any = {}
         if state.global_step > 0:
             folder = Path(args.output_dir, f"checkpoint-{state.global_step}", FOLDER)
             stored = checkpoint.latest(folder)
             if stored is None:
-                raise InputError(
-                    f"{folder} has no record; resume from a checkpoint of a watched training, or train again."
-                )
+                raise InputError(f"{folder} has no record; resume a watched training, or train again.")
             main = not dist.is_initialized() or dist.get_rank() == 0
             self.recent, self.dropped = stored["recent"], stored["dropped"]
             for own, name in ((self.total, "total"), (self.visits, "visits")):
@@ -403,16 +397,12 @@ class Watch(TrainerCallback):
     def _table(self) -> pd.DataFrame:
         """The index, score, loss and visits of texts or pairs, most suspect first."""
         losses, texts = self.losses, self._texts() if self.task == "text" else {}
-        rows = [
-            (
-                row,
-                float(np.nanmean(texts[row][1] if texts else losses[a:b, 1])),
-                float(np.nanmean(losses[a:b, 0])),
-                float(self.visits[a:b].max()),
-            )
-            for row, (a, b) in enumerate(pairwise(self.starts.tolist()))
-            if self.visits[a:b].any()
+        seen = [
+            (row, slice(a, b)) for row, (a, b) in enumerate(pairwise(self.starts.tolist())) if self.visits[a:b].any()
         ]
+        scores = [np.nanmean(texts[row][1] if texts else losses[here, 1]) for row, here in seen]
+        more = [(np.nanmean(losses[here, 0]), float(self.visits[here].max())) for _, here in seen]
+        rows = [(row, score, *rest) for (row, _), score, rest in zip(seen, scores, more, strict=True)]
         table = pd.DataFrame(rows, columns=["index", "score", "loss", "visits"])
         return table.sort_values("score", ascending=False, kind="stable", ignore_index=True)
 
@@ -443,11 +433,13 @@ class Watch(TrainerCallback):
             texts = {row: self._decode(ids) for row, (ids, _) in self._texts().items()}
         turned = np.arange(len(score)) % 2  # the noise model expects both classes
         verdict = judge(np.where(turned[:, None] == 1, log_q[:, ::-1], log_q), turned, directed=False)
+        # Shares that were estimated from the scores of texts were far too low.
+        share = verdict.share if self.task == "preference" else Estimate(np.nan, np.nan, np.nan)
         shown = np.array([texts[row] for row in index.tolist()], dtype=object)
         data = Dataset(shown, zeros, ("keep", "drop"), index=index, raw=shown, source=Source(kind="text", title=title))
         return build_audit(data.source, Findings(
             classes=("keep", "drop"), index=index, given=zeros, suggested=zeros + 1, log_odds=verdict.log_odds, p_error=verdict.p_error,
-            evidence={"score": score, "loss": table["loss"].to_numpy()}, noise_rate=verdict.share, data=data,
+            evidence={"score": score, "loss": table["loss"].to_numpy()}, noise_rate=share, data=data,
             provenance=Provenance(views={"the training": 1.0}, by_chance=False),
         ))  # fmt: skip
 

@@ -11,7 +11,6 @@ suggestion; a swap and a tie can be chosen instead.
 
 from __future__ import annotations
 
-import io
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from compensate.auditing import learners
 from compensate.auditing.content import Content
 from compensate.auditing.decisions import Correction
 from compensate.auditing.features import MAKERS, Maker, Progress
@@ -31,22 +31,12 @@ from compensate.auditing.findings import Address, Findings
 from compensate.auditing.labels.base import SEVERAL, Judging, LabelKind, Reader, Reading, check_given, provenance_of
 from compensate.auditing.labels.votes import VOTES_ALONE, find_consensus
 from compensate.auditing.labels.votes import Votes as Ballots
-from compensate.auditing.learners import (
-    FOLDS,
-    MAX_REPEATED,
-    REPEATS,
-    Steps,
-    View,
-    assign_folds,
-    content_keys,
-    judge_view,
-)
 from compensate.auditing.linear import softmax
 from compensate.auditing.noise_model import fit_noise, pool, shares
-from compensate.auditing.write_back import TextEditor, write_compressed
+from compensate.auditing.write_back import TextEditor, packed, write_compressed
 from compensate.data import tables
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source, generator
-from compensate.data.labels import label_name
+from compensate.data.labels import is_number, label_name
 from compensate.data.load import is_saved, open_saved, training_part
 from compensate.data.pairs import (
     ANSWERS,
@@ -108,11 +98,11 @@ class Differences:
     inner: Maker | None = None
     prompted: bool = False
 
-    def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> View:
+    def view(self, data: Dataset, device: Any = None, progress: Progress | None = None) -> learners.View:
         texts, places = unique_texts(data.x)
         return self.of_texts(None if self.inner is None else self.inner.view(texts, device, progress), data.x, places)
 
-    def of_texts(self, inner: View | None, pairs: Sequence[Pair], places: Ints) -> View:
+    def of_texts(self, inner: learners.View | None, pairs: Sequence[Pair], places: Ints) -> learners.View:
         """The view of pairs, from that of their distinct texts."""
         if inner is None:
             rows = []
@@ -123,14 +113,14 @@ class Differences:
             both = (set(_WORD.findall(text.lower())) for pair in pairs for text in pair[1:])
             alike = [len(a & b) / max(len(a | b), 1) for a, b in zip(*[both] * 2, strict=True)]
             values = np.column_stack([values, np.abs(values[:, :2]), alike]).astype(np.float32)
-            return View("length and overlap", values, values)
+            return learners.View("length and overlap", values, values)
         prompt, first, second = places
         x: Any = inner.x[first] - inner.x[second]
         if not isinstance(x, np.ndarray):  # naive Bayes counts words, and a number of them is not negative
             x = sp.csr_matrix(sp.hstack([x.maximum(0), (-x).maximum(0)]), dtype=np.float32)
         elif self.prompted:
             x = x * inner.x[prompt] * np.float32(np.sqrt(x.shape[1]))
-        return View(f"{inner.name}{' with prompt' * self.prompted}", x)
+        return learners.View(f"{inner.name}{' with prompt' * self.prompted}", x)
 
     def mirrored(self, x: Any) -> Any:
         """The features of the same pairs with their responses exchanged."""
@@ -212,23 +202,25 @@ class Pairs(LabelKind):
         learned = given if ballots is None else np.where(given < 0, given, find_consensus(ballots).label[: len(given)])
         texts, places = unique_texts(data.x)
         features = judging.features(texts)
-        made: list[tuple[Differences, View | None]] = [(Differences(), None)]
+        made: list[tuple[Differences, learners.View | None]] = [(Differences(), None)]
         for maker, view in zip(features.makers, features.views, strict=True):
             made.append((Differences(maker), view))
             if maker is features.encoder and len(np.unique(places[0])) > 1:
                 made.append((Differences(maker, prompted=True), view))
         makers = tuple(maker for maker, _ in made)
         views = [maker.of_texts(view, data.x, places) for maker, view in made]
-        keys = content_keys([" ".join([pair.prompt, *sorted(pair[1:])]) for pair in data.x])
-        times = REPEATS if len(rows) <= MAX_REPEATED else 1
-        folds = np.stack([assign_folds(learned, keys, seed=judging.seed, draw=k) for k in range(times)])
+        keys = learners.content_keys([" ".join([pair.prompt, *sorted(pair[1:])]) for pair in data.x])
+        times = learners.REPEATS if len(rows) <= learners.MAX_REPEATED else 1
+        folds = np.stack([learners.assign_folds(learned, keys, seed=judging.seed, draw=k) for k in range(times)])
         mirror = MIRROR[:classes]
         both = np.concatenate([learned, np.where(learned == UNLABELED, UNLABELED, mirror[learned])])
-        twice = [View(v.name, stacked(v.x, m.mirrored(v.x)), None if v.trees is None else stacked(v.x, m.mirrored(v.x)))
+        twice = [learners.View(v.name, stacked(v.x, m.mirrored(v.x)), None if v.trees is None else stacked(v.x, m.mirrored(v.x)))
                  for m, v in zip(makers, views, strict=True)]  # fmt: skip
-        steps = Steps(judging.progress, twice, times)
+        steps = learners.Steps(judging.progress, twice, times)
         fitted = [
-            judge_view(v, both, np.tile(folds, 2), FOLDS, classes, seed=judging.seed, run=judging.run, steps=steps)
+            learners.judge_view(
+                v, both, np.tile(folds, 2), learners.FOLDS, classes, seed=judging.seed, run=judging.run, steps=steps
+            )
             for v in twice
         ]
         log_p = {
@@ -301,9 +293,12 @@ class Pairs(LabelKind):
         found: list[tuple[str, int, float, str, int | None]] = []
         prompts: dict[str, list[int]] = defaultdict(list)
         by_role: tuple[dict[tuple[str, str], int], ...] = {}, {}
+        data = data.subset(np.flatnonzero(data.target != UNLABELED))  # the rows that an audit judges
         for i, (pair, answer) in enumerate(zip(data.x, data.target.tolist(), strict=True)):
             prompts[" ".join(pair.prompt.lower().split())].append(i)
-            if pair.first.strip() == pair.second.strip():
+            if not all(any(map(str.isalnum, text)) for text in pair[1:]):
+                found.append(("empty_answer", i, 1.0, "a response without a letter or digit", None))
+            elif pair.first.strip() == pair.second.strip():
                 found.append(("identical_responses", i, 1.0, "both responses are equal", None))
             elif answer in (0, 1):
                 for role, text in enumerate((pair[1 + answer], pair[2 - answer])):
@@ -381,12 +376,15 @@ def new_preferences(frame: pd.DataFrame, columns: PairColumns, given: Ints, new:
         raise InputError("the votes of several annotators cannot be changed by a decision; drop such pairs instead.")
     cells = [label_name(cell) for cell in frame[columns.preferences[0]]]
     written = {"tie": "0" if any(cell.isdigit() for cell in cells) else "tie"}
+    if written["tie"] == "0" and (columns.first.endswith("0") or "human_ref" in columns.first.lower()):
+        del written["tie"]  # zero names a response
     written |= {ANSWERS[answer]: cell for answer, cell in zip(given.tolist(), cells, strict=True) if answer >= 0}
     odd = [answer for answer in new.values() if answer not in written]
     if odd:
-        raise InputError(
-            f'no row of "{columns.preferences[0]}" prefers the {odd[0]} response; drop such pairs instead.'
-        )
+        raise InputError(f"no row prefers the {odd[0]} response; drop such pairs instead.")
+    if any(cell.startswith("-") and is_number(cell) for cell in cells):  # the sign changes, and the size is kept
+        sizes = {row: (cells[row] if given[row] < 2 else written[answer]).lstrip("-") for row, answer in new.items()}
+        return {row: "0" if answer == "tie" else "-" * (answer == "first") + sizes[row] for row, answer in new.items()}
     return {row: written[answer] for row, answer in new.items()}
 
 
@@ -403,25 +401,23 @@ def write_pairs(
         corrected = datasets.Dataset(datasets.table.InMemoryTable(table), info=rows.info)
         with replaced_folder(out) as folder:
             (corrected if split is None else type(whole)({**whole, split: corrected})).save_to_disk(str(folder))
-    elif kind in PARQUET or files:
-        parquet = require("pyarrow.parquet", "writing Parquet", "parquet")
-        if kind in PARQUET:
-            write_compressed(out, packed(edited(read_arrow(data), columns, changed), parquet))
-            return
-        first = 0
+    elif kind in PARQUET:
+        write_compressed(out, packed(edited(read_arrow(data), columns, changed)))
+    elif files:
         with replaced_folder(out) as folder:
+            first = 0
             for file in files:
                 part = read_arrow(file)
-                table = edited(part, columns, changed.part(first, part.num_rows))
+                here = changed.part(first, part.num_rows)
+                write_atomically(folder / file.name, packed(edited(part, columns, here)))
                 first += part.num_rows
-                write_atomically(folder / file.name, packed(table, parquet))
     elif kind in (*tables.TEXTS, *tables.LINES):
         editor = TextEditor(data, reading.encoding, reading.delimiter)
         frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
         spans: list[Any] = [editor.spans(frame, name) for name in (columns.first, columns.second)]
-        if any(None in some for some in spans):
-            raise InputError(f"a row of {data} lacks a response; add it first, or remove the row.")
         for row in changed.turned:
+            if None in (span[row] for span in spans):
+                raise InputError(f"row {row} of {data} lacks a response; drop it instead.")
             one, two = (span[row] for span in spans)
             editor.replace(one, editor.text[slice(*two)])
             editor.replace(two, editor.text[slice(*one)])
@@ -450,10 +446,3 @@ def edited(table: Any, columns: PairColumns, changed: Changed) -> Any:
             cells[row] = pyarrow.array([value]).cast(field.type)[0].as_py()
         table = table.set_column(at, field, pyarrow.array(cells, type=field.type))
     return table.filter(pyarrow.array(~np.isin(np.arange(n), list(changed.dropped))))
-
-
-def packed(table: Any, parquet: Any) -> bytes:
-    """The bytes of a Parquet file."""
-    file = io.BytesIO()
-    parquet.write_table(table, file)
-    return file.getvalue()

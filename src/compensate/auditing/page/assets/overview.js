@@ -17,13 +17,13 @@ function hero(open) {
     el(
       "div",
       { class: "hero-number" },
-      el("h1", null, el("span", { class: "big" }, known ? percent(value) : "?"), " ", el("span", { class: "big-what" }, data.looks ? `of ${noun}s are wrong` : `of ${noun}s look wrong`)),
+      !known ? el("h1", { class: "finding" }, `The share of wrong ${noun}s is not estimated; the list is in order of suspicion`) : el("h1", null, el("span", { class: "big" }, percent(value)), " ", el("span", { class: "big-what" }, data.looks ? `of ${noun}s are wrong` : `of ${noun}s look wrong`)),
       known && low !== null && high !== null && [
         el("p", { class: "between" }, "between ", el("b", null, percent(low)), " and ", el("b", null, percent(high)), ` of ${count(data.rows, noun)}`, data.looks ? lookedAt() : isOpen(low, high) && `. The range is wide: wrong ${noun}s and unusual rows look alike to the models.`),
         intervalPicture([value, low, high]),
       ],
     ),
-    el("div", { class: "hero-next" }, size === 0 ? nothingAtAll() : data.flagged === 0 ? nothingFlagged(open) : somethingFlagged(open), size > 0 && data.workload.length > 0 && workload()),
+    el("div", { class: "hero-next" }, size === 0 ? nothingAtAll() : data.flagged === 0 ? nothingFlagged(open) : somethingFlagged(open), size > 0 && known && data.workload.length > 0 && workload()),
   );
 }
 
