@@ -110,6 +110,6 @@ def section(path: Path) -> list[str]:
     said = (
         f"Small CIFAR-10 with 30 % random labels, no augmentation, {len(found)} seeds, defaults, last epoch, percent. `criterion.suspects()` of each "
         "training, and the audit on the same training images, by pixels and by what the network trained with `robust` computes before its last "
-        "layer. Samples that a method withholds are not judged by it and count as last."
+        "layer. Samples that a method withholds count as last; these runs are older than the record of withheld samples from strength 1 on."
     )
     return ["## Errors that a training finds by itself", said, table_lines(rows), "`python -m experiments suspects`"]

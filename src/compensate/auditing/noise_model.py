@@ -9,8 +9,8 @@ r"""From out-of-fold predictions to the probability that a label is wrong.
 
    where :math:`p` is its prediction and :math:`\pi` are the frequencies of the classes. With :math:`\delta = 0`, as many labels move from :math:`t` to
    :math:`j` as back, however skewed the classes are. The deviations have a normal prior of variance :math:`\sigma^2`, and are multiplied by
-   :math:`\max(1 - k / G, 0)`, with :math:`G` the gain in log posterior over :math:`\delta = 0` and :math:`k = \sum m_{tj} / (m_{tj} + 1 / \sigma^2)`
-   the effective number of parameters, given :math:`m_{tj}` errors. As in Akaike's criterion, each has to gain one unit of log likelihood.
+   :math:`1 - 1 / G`, with :math:`G` the gain in log posterior over :math:`\delta = 0`, or by zero if :math:`G` is below the effective number of
+   parameters, :math:`\sum m_{tj} / (m_{tj} + 1 / \sigma^2)`, given :math:`m_{tj}` errors. In Akaike's criterion, each has to gain one unit.
 3. **Errors that contradict the model.** A share :math:`\varepsilon` of labels contradicts even a confident model:
 
    .. math:: p(j | x) = \Bigl(1 - \varepsilon \sum_{k \ne j} D_{jk}\Bigr) \tilde q_j(x) + \varepsilon \sum_{t \ne j} \tilde q_t(x) D_{tj}, \qquad
@@ -321,8 +321,8 @@ def error_directions(log_p: Floats, labels: Ints) -> tuple[Floats, Floats]:
     deviations[off] = found.x[classes + 2 :]
     fitted = rates(found.x[classes + 1], deviations)
     errors = fitted * np.bincount(labels, minlength=classes)[:, None]
-    known = 1 - float((errors / (errors + precision)).sum()) / max(gain, SMALLEST)
-    return max(known, 0.0) * (deviations - deviations.T) / 2, fitted
+    chance = max(float((errors / (errors + precision)).sum()), 1.0)
+    return (1 - 1 / gain if gain > chance else 0.0) * (deviations - deviations.T) / 2, fitted
 
 
 def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArray[np.bool_]) -> Verdict:

@@ -41,6 +41,7 @@ def methods(
     elif name is not None:
         say(page(find(name)), wrap=False)
     else:
+        console.print("where labels may be wrong, take robust:  compensate methods robust\n")
         table = plain_table("method", "summary", "taxonomy", padding=(0, 2, 0, 0))
         table.columns[0].no_wrap = True
         for row in METHODS.values():
