@@ -333,11 +333,18 @@ def test_unknown_names_of_pairs_are_asked_about(said: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [("question1", "question2", "is_duplicate"), ("title", "body", "spam"), ("premise", "hypothesis", "label")]
+    ("names", "said"),
+    [
+        (("question1", "question2", "is_duplicate"), (0, 1)),
+        (("title", "body", "spam"), (0, 1)),
+        (("premise", "hypothesis", "label"), ("A", "B")),
+        (("title", "description", "priority"), (1, 2)),
+        (("title", "description", "group"), ("A", "B")),
+    ],
 )
-def test_classes_of_two_texts_are_not_asked_about(names: tuple[str, ...]) -> None:
+def test_classes_of_two_texts_are_not_asked_about(names: tuple[str, ...], said: Any) -> None:
     frame = pairs("preference").drop(columns="prompt").set_axis(list(names), axis=1)
-    frame[names[2]] -= 1
+    frame[names[2]] = [said[c - 1] for c in frame[names[2]]]
     assert audit(frame, encoder="none").label_kind is not Pairs
 
 

@@ -40,6 +40,7 @@ CHOSEN = (
 _TEXTS = "response|answer|output|completion|reply|summary|generation|conversation|human_ref"
 _RESPONSE = re.compile(rf"(?:model_?)?({_TEXTS})[ _-]?([0-9a-h])")
 _RANKED = re.compile("preference|winner|preferred")  # a multiple-choice question has a column "choice" instead
+_WINNER = re.compile("prefer|winn|better|best|cho[is]|vote|judg|verdict|which")
 _WON = re.compile(r"winner_(?:model_)?[ab12]")
 _COMPARED = re.compile(r"([ab12]) ?(>+|<+|=+) ?([ab12])")
 _PREFERENCE = re.compile(
@@ -278,7 +279,11 @@ def answers_of(cells: Sequence[Any], name: str, columns: PairColumns, where: str
     found = np.full(len(texts), UNLABELED)
     words = {str(name).lower(): k for k, name in enumerate(columns[1:3])} | {word: k for k, word in enumerate(SIDES)}
     for row, text in enumerate(texts):
-        named = len(text) < 3 or _RESPONSE.fullmatch(text) or text.startswith(("model", "assistant", "first", "second"))
+        named = (
+            len(text) < 3
+            or _RESPONSE.fullmatch(text)
+            or text.startswith(("model", "assistant", "option", "first", "second"))
+        )
         if text in words:
             found[row] = words[text] % 2
         elif text.startswith(TIES) or (text in ("0", "3") and text not in ends):
@@ -313,8 +318,8 @@ def is_marked(cell: Any) -> bool:
     return not is_missing(cell) and label_name(cell).strip().lower() in ("1", "1.0", "true")
 
 
-def ask_about_pairs(frame: pd.DataFrame, where: str) -> None:
-    """Asks whether a table without a known label holds pairs: two texts, perhaps a prompt, and a column that names one of the two."""
+def ask_about_pairs(frame: pd.DataFrame, where: str, label: str | None = None) -> None:
+    """Asks whether a table holds pairs: two texts, perhaps a prompt, and a column (the label, if one was found) that names one of the two."""
     frame = frame.head(2000).set_axis([str(name) for name in frame.columns], axis=1)
     written = {str(name): [cell for cell in frame[name] if not is_missing(cell)] for name in frame}
     spoken = [name for name, cells in written.items() if all(isinstance(cell, str) for cell in cells)]
@@ -323,20 +328,17 @@ def ask_about_pairs(frame: pd.DataFrame, where: str) -> None:
     texts = [*prompts, *long]
     if len(long) not in ((2,) if prompts else (2, 3)) or any(label_sign(name) in (0, 1) for name in written):
         return
-    sides = [
-        {name.lower() for name in texts[-2:]},
-        {"a", "b"},
-        {"1", "2"},
-        {*SIDES[:2]},
-        {*SIDES[2:]},
-        {"model_a", "model_b"},
-    ]
-    for name in [name for name in written if name not in texts]:
+    parts = [re.findall(r"[a-z]+|[0-9]", name.lower()) for name in long[-2:]]
+    alike = len(parts[0]) == len(parts[1]) > 1 and sum(one != two for one, two in zip(*parts, strict=True)) == 1
+    for name in [name for name in written if name not in texts and label in (None, name)]:
+        sides = [{one.lower() for one in long[-2:]}, {*SIDES[:2]}, {*SIDES[2:]}, {"model_a", "model_b"}]
+        if alike or _WINNER.search(name.lower()):  # A and B may be groups, and 1 and 2 priorities
+            sides += [{"a", "b"}, {"1", "2"}]
         values = {label_name(cell).strip().lower() for cell in written[name]}
         if any(some <= values and all(value.startswith(TIES) for value in values - some) for some in sides):
             named, winner = (shlex.quote(option) for option in (",".join(texts), name))
             raise InputError(
-                f'"{name}" of {where} seems to say whether "{texts[-2]}" or "{texts[-1]}" is better. If so: --task {TASK} --text {named} '
+                f'"{name}" of {where} seems to say whether "{long[-2]}" or "{long[-1]}" is better. If so: --task {TASK} --text {named} '
                 f"--label {winner}, in Python task={TASK!r}, text={','.join(texts)!r}, label={name!r}; a column of prompts comes first. If it holds "
                 f"classes: --label {winner}."
             )

@@ -37,7 +37,7 @@ from compensate.auditing.write_back import TextEditor, packed, write_compressed
 from compensate.data import tables
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source, generator
 from compensate.data.label_column import UnclearLabel
-from compensate.data.labels import is_number, label_name
+from compensate.data.labels import is_missing, is_number, label_name
 from compensate.data.load import is_saved, open_saved, training_part
 from compensate.data.pairs import (
     ANSWERS,
@@ -207,7 +207,7 @@ class Pairs(LabelKind):
             ask_about_pairs(read_pairs(data, options.get("encoding") or "utf-8", options.get("delimiter")), where)
             raise
         if found.parts is None and isinstance(found.raw, pd.DataFrame):
-            ask_about_pairs(found.raw, where)
+            ask_about_pairs(found.raw, where, found.source.label)
         return found
 
     @classmethod
@@ -409,7 +409,8 @@ def new_preferences(
 ) -> dict[str, dict[int, str]]:
     """The new cells by column of preferences and row, written as other rows write them."""
     if columns.form == "one-hot":
-        mark = {is_marked(cell): label_name(cell) for name in columns.preferences for cell in frame[name]}
+        cells = [cell for name in columns.preferences for cell in frame[name] if not is_missing(cell)]
+        mark = {True: "1", False: "0"} | {is_marked(cell): label_name(cell) for cell in cells}
         return {
             name: {row: mark[ANSWERS[k] == answer] for row, answer in new.items()}
             for k, name in enumerate(columns.preferences)
