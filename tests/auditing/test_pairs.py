@@ -101,7 +101,7 @@ def test_an_encoder_adds_the_difference_of_embeddings_alone_and_with_the_prompt(
     ],
 )  # fmt: skip
 def test_columns_are_found_by_their_names(names: list[str], expected: Any) -> None:
-    assert pair_columns(names) == expected
+    assert pair_columns(names) == (None if expected is None else (*expected, "side"))
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,20 @@ LAYOUTS: dict[str, Callable[[str, str, str, int], dict[str, Any]]] = {
     "arena": lambda p, a, b, c: {
         "model_a": "x-1", "winner": ("model_a", "model_b", "tie (bothbad)")[c], "conversation_a": chat(p, a), "conversation_b": chat(p, b),
     },
+    "lmsys": lambda p, a, b, c: {
+        "prompt": json.dumps([p]), "response_a": json.dumps([a]), "response_b": json.dumps([b]), "winner_model_a": int(c == 0), "winner_model_b": int(c == 1),
+        "winner_tie": int(c == 2),
+    },
+    "judge": lambda p, a, b, c: {"question": p, "response_A": a, "response_B": b, "winner": ("[[A>B]]", "[[B>>A]]", "A=B")[c]},
+    "sides": lambda p, a, b, c: {"prompt": p, "response1": a, "response2": b, "choice": ("left", "right", "equal")[c]},
+    "models": lambda p, a, b, c: {"prompt": p, "response_a": a, "response_b": b, "preference": ("model_1", "model_2", "tie")[c]},
+    "letters": lambda p, a, b, c: {"prompt": p, "output_1": a, "output_2": b, "winner": ("A", "B", "tie")[c]},
+    "names": lambda p, a, b, c: {"prompt": p, "response_a": a, "response_b": b, "winner": ("response_a", "response_b", "tie")[c]},
+    "unknown names": lambda p, a, b, c: {"q": p, "old": a, "new": b, "which": c},
     "helpsteer": lambda p, a, b, c: {"context": chat(p, "")[:1], "response1": a, "response2": b, "overall_preference": (-len(p), len(p), 0)[c]},
 }  # fmt: skip
-TIES = {"arena", "helpsteer"}
+TIES = {"arena", "helpsteer", "lmsys", "judge", "sides", "models", "letters", "names"}
+ASKED = {"unknown names": {"task": "preference", "text": "q,old,new", "label": "which"}}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -222,7 +233,7 @@ def test_layouts_are_read_audited_and_written_back_in_their_form(name: str, tmp_
     texts = list(zip(shown["prompt"], shown["response1"], shown["response2"], strict=True))
     rows = [LAYOUTS[name](*text, c) for text, c in zip(texts, answers, strict=True)]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = audit(tmp_path / "t.jsonl", encoder="none")
+    found = audit(tmp_path / "t.jsonl", encoder="none", **ASKED.get(name, {}))
     assert found.label_kind is Pairs
     assert found.given.tolist() == answers
     assert found.data is not None
@@ -266,7 +277,84 @@ def test_the_sign_of_a_preference_decides_and_is_kept(values: list[Any], tmp_pat
 def test_a_third_response_is_refused() -> None:
     frame = pairs("preference").assign(response_3="one more film")
     frame = frame.rename(columns={"response1": "response_1", "response2": "response_2", "preference": "winner"})
-    with pytest.raises(InputError, match=r"a row has response_1, response_2, response_3; expected two responses"):
+    with pytest.raises(InputError, match=r"response_1, response_2, response_3.*--label winner --task classification"):
+        audit(frame, encoder="none")
+    assert audit(frame, encoder="none", label="winner", task="classification").label_kind is not Pairs
+
+
+@pytest.mark.parametrize("ends", ["1234", "abcd"])
+def test_a_multiple_choice_question_is_a_table_of_classes(ends: str) -> None:
+    rng = np.random.default_rng(0)
+    told = rng.integers(4, size=ROWS)
+    frame = pd.DataFrame({"question": [f"what is {'abcd'[k]} number {i}" for i, k in enumerate(told)]})
+    frame = frame.assign(**{f"answer_{end}": "one more answer" for end in ends}, choice=[ends[k] for k in told])
+    found = audit(frame, encoder="none")
+    assert found.label_kind is not Pairs
+    assert (found.source.label, found.classes) == ("choice", tuple(ends))
+
+
+@pytest.mark.parametrize("quoted", [json.dumps, repr])
+def test_conversations_written_as_text_are_messages_and_keep_their_cells(quoted: Any, tmp_path: Path) -> None:
+    frame = pairs()[:40]
+    for name in ("chosen", "rejected"):
+        frame[name] = [quoted(chat(p, text)) for p, text in zip(frame["prompt"], frame[name], strict=True)]
+    frame.drop(columns="prompt").to_csv(tmp_path / "t.csv", index=False)
+    found = audit(tmp_path / "t.csv", encoder="none")
+    assert found.data is not None
+    assert [tuple(pair) for pair in found.data.x] == list(pairs()[:40].itertuples(index=False, name=None))
+    done = apply_corrections(tmp_path / "t.csv", [Correction(3, "first", "other", "second", part="pair 3")])
+    frame.loc[3, ["chosen", "rejected"]] = frame.loc[3, ["rejected", "chosen"]].to_numpy()
+    frame.drop(columns="prompt").to_csv(tmp_path / "expected.csv", index=False)
+    assert done.path.read_bytes() == (tmp_path / "expected.csv").read_bytes()
+
+
+def test_half_of_an_escaped_character_is_replaced() -> None:
+    cells = {"prompt": ['["a"]'], "chosen": [r'["good \ud83d"]'], "rejected": ['["bad", null]']}
+    frame = pd.DataFrame(cells)
+    columns = pair_columns(frame.columns)
+    assert columns is not None
+    assert pairs_of_frame(frame, columns, "t")[0].x[0] == Pair("a", "good ?", "bad\n")
+
+
+@pytest.mark.parametrize("said", [("essay_1", "essay_2"), ("A", "B"), ("first", "second"), (1, 2)])
+def test_unknown_names_of_pairs_are_asked_about(said: Any) -> None:
+    frame = pairs("preference").rename(columns={"response1": "essay_1", "response2": "essay_2", "prompt": "question"})
+    frame["verdict"] = [said[c - 1] for c in frame.pop("preference")]
+    with pytest.raises(InputError, match="--task preference --text question,essay_1,essay_2 --label verdict") as asked:
+        audit(frame, encoder="none")
+    options = dict(re.findall(r"(task|text|label)='([^']*)'", str(asked.value)))
+    found, listed = (
+        audit(frame, encoder="none", **{**options, "text": text})
+        for text in (options["text"], options["text"].split(","))
+    )
+    assert found.label_kind is listed.label_kind is Pairs
+    np.testing.assert_array_equal(found.log_odds, listed.log_odds)
+    assert audit(frame, encoder="none", label="verdict").label_kind is not Pairs
+
+
+@pytest.mark.parametrize(
+    "names", [("question1", "question2", "is_duplicate"), ("title", "body", "spam"), ("premise", "hypothesis", "label")]
+)
+def test_classes_of_two_texts_are_not_asked_about(names: tuple[str, ...]) -> None:
+    frame = pairs("preference").drop(columns="prompt").set_axis(list(names), axis=1)
+    frame[names[2]] -= 1
+    assert audit(frame, encoder="none").label_kind is not Pairs
+
+
+def test_columns_that_the_user_names_for_pairs_are_checked() -> None:
+    frame = pairs("preference")
+    for options, problem in (
+        ({}, "needs the columns"),
+        ({"text": "prompt,resp"}, '"resp"'),
+        ({"text": "prompt"}, "expected the col"),
+    ):
+        with pytest.raises(InputError, match=problem):
+            audit(frame, encoder="none", task="preference", **options)
+
+
+def test_a_row_with_two_winners_is_refused() -> None:
+    frame = pairs("preference").drop(columns="preference").assign(winner_1=1, winner_2=[0] * 5 + [1] * (ROWS - 5))
+    with pytest.raises(InputError, match="row 5: several of winner_1, winner_2 are 1"):
         audit(frame, encoder="none")
 
 

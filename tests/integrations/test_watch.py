@@ -373,11 +373,12 @@ def test_a_training_of_one_epoch_drops_nothing_and_says_so(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("make", "settings"), [
     (dpo, {"loss_type": "ipo"}), (dpo, {"loss_type": ["sigmoid", "sft"]}), (sft, {"loss_type": "dft"}),
+    (dpo, {"use_weighting": True}), (dpo, {"f_divergence_type": "js_divergence"}), (reward, {"center_rewards_coefficient": 0.1}),
 ])  # fmt: skip
 def test_losses_that_a_method_cannot_change_are_refused(make: Any, settings: dict[str, Any], tmp_path: Path) -> None:
     trainer, name = make(tmp_path, **settings), next(iter(settings))
     for asked in ({"method": "gce"}, {"drop": 0.1}):
-        with pytest.raises(InputError, match=f"{name} is .* change only nll and sigmoid"):
+        with pytest.raises(InputError, match=f"{name} is .* nll of SFT, sigmoid of DPO"):
             watch(trainer, **asked)
     watch(trainer)
 

@@ -25,7 +25,7 @@ from compensate.data.columns import embeddings, is_nested, row_texts
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source
 from compensate.data.label_files import read_labels
 from compensate.data.labels import encode_labels
-from compensate.data.pairs import pair_columns, table_names
+from compensate.data.pairs import TASK, pair_columns, table_names
 from compensate.data.parquet import SUFFIXES, is_pattern, parquet_files, parquet_source, remote_files
 from compensate.data.tables import from_frame
 from compensate.errors import InputError
@@ -71,7 +71,7 @@ def open_chunks(data: Any, labels: Any, options: Mapping[str, Any]) -> Dataset:
 
     Data with other labels are read as a whole; only their features are computed in chunks.
     """
-    if labels is None and pair_columns(table_names(data)) is not None:
+    if options.get("task") == TASK or (labels is None and pair_columns(table_names(data)) is not None):
         return read(data, labels, None, options)
     options = dict(options)
     merge = options.pop("merge_alike", False)

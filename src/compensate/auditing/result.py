@@ -359,10 +359,11 @@ class Audit(Findings):
 
     @property
     def reading(self) -> dict[str, str]:
-        """The encoding and the delimiter that the file was read with, where they were given."""
+        """The encoding and the delimiter that the file was read with, where they were given; of pairs also the columns of texts."""
         asked = (self.provenance.asked or {}).get("options")
         given = {**(asked if isinstance(asked, dict) else {}), **self.source.stored()}
-        return {name: str(given[name]) for name in ("encoding", "delimiter") if given.get(name)}
+        names = ("encoding", "delimiter", *self.label_kind.located)
+        return {name: str(given[name]) for name in names if given.get(name)}
 
     def apply(
         self,
@@ -458,6 +459,7 @@ def apply_corrections(
     label: str | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
+    text: str | None = None,
     force: bool = False,
     rematch: bool = False,
     layout: str = "file",
@@ -472,7 +474,7 @@ def apply_corrections(
         data: the audited file or folder.
         corrections: the file exported by the review page, an export of Label Studio or Argilla, or `Correction` records.
         out: the file to write, or the folder for several Parquet files, masks and a saved data set; by default ``name.fixed.csv``.
-        label, encoding, delimiter: of the file, if they were given for the audit.
+        label, encoding, delimiter: of the file, if they were given for the audit; for pairs also text.
         force: overwrite an existing file.
         rematch: the file differs from the audited one: find each row by its content.
         layout: for images in class folders: a label "file", a folder of "links", or "move" them in place and write the list of moves.
@@ -503,7 +505,7 @@ def apply_corrections(
     out = kind.fixed_name(data) if out is None else Path(out)
     kind.check_output(data, out, force)
     checked = not rematch and check_source(decided, kind.digest(data), str(data))
-    done = kind.write_back(data, decided, out, Reading(label, encoding, delimiter), rematch=rematch)
+    done = kind.write_back(data, decided, out, Reading(label, encoding, delimiter, text), rematch=rematch)
     return replace(done, checked=checked)
 
 

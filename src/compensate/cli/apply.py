@@ -49,6 +49,7 @@ def apply(
     label: o.Label = None,
     encoding: o.Encoding = None,
     delimiter: o.Delimiter = None,
+    text: o.Text = None,
     force: o.Force = False,
     rematch: Annotated[bool, o.option("Match rows by content, for a file that changed since the audit.", "--rematch")] = False,
     json_: o.Json = False,
@@ -104,7 +105,8 @@ def apply(
                 )
             data = Path(source)
         label = label or found.source.label
-        encoding, delimiter = encoding or found.reading.get("encoding"), delimiter or found.reading.get("delimiter")
+        asked = {"encoding": encoding, "delimiter": delimiter, "text": text}
+        encoding, delimiter, text = (value or found.reading.get(name) for name, value in asked.items())
         decided = run_decisions(run)
         if named:
             with reviewing(run):
@@ -135,8 +137,8 @@ def apply(
             )
         say(said)
     done = apply_corrections(
-        data, decided, out, label=label, encoding=encoding or "utf-8", delimiter=delimiter, force=force, rematch=rematch, layout=layout,
-        label_kind=label_kind,
+        data, decided, out, label=label, encoding=encoding or "utf-8", delimiter=delimiter, text=text, force=force, rematch=rematch,
+        layout=layout, label_kind=label_kind,
     )  # fmt: skip
     if done.matched is not None:
         matched = done.matched

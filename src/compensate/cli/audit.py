@@ -268,7 +268,7 @@ def audit(
     describe: Annotated[Path | None, o.option("A sentence about each class: lines `class: sentence` in a .yaml file, or a table of two columns.")] = None,
     opinion: Annotated[Path | None, o.option("Labels or probabilities by another annotator or model that never saw these labels: .csv, .npy or .txt.")] = None,
     encoder: Annotated[str, typer.Option(help="Pretrained encoder for texts and images: auto, none, a name, or a folder.")] = "auto",
-    task: Annotated[str | None, o.option("Task: classification or regression [default: by the labels].")] = None,
+    task: Annotated[str | None, o.option("Task: classification, regression or preference [default: by the labels].")] = None,
     model: Annotated[str | None, o.option(
         "Deep model to train on images or numbers, e.g. resnet20, cnn or mlp; for texts see --finetune [default: none]."
     )] = None,

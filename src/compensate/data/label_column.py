@@ -231,7 +231,9 @@ def targets(
 ) -> tuple[NDArray[Any], tuple[str, ...], str]:
     """Class numbers or quantities of the label cells, the class names (none for quantities), and the reason."""
     if task not in (None, "classification", "regression"):
-        raise InputError(f'task is "{task}"; choose classification or regression.')
+        raise InputError(
+            f'task is "{task}"; choose classification, regression or, for pairs of responses in an audit, preference.'
+        )
     missing = missing_labels(cells) if missing is None else missing
     if classes is not None:
         return *encode_labels(cells, classes, tuple(missing)), f"{len(classes)} classes"

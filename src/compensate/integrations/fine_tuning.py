@@ -57,6 +57,11 @@ ROW = "compensate_row"  # the column of row numbers, and the entry of a batch wi
 FOLDER = "compensate"  # of the record in the output folder and in checkpoints
 SPAN = 1.0  # loss beyond the usual one, in nats, from which on a token belongs to a span: it is e times less likely than usual
 HORIZON = 64  # texts or pairs over which the running mean of losses reaches back: a few batches of usual sizes
+# The settings under which a trainer's loss is that of the recorded log-probabilities, which a method can change
+PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "loss_type": ("nll", ["sigmoid"]), "f_divergence_type": ("reverse_kl",), "use_weighting": (False,), "ld_alpha": (None,),
+    "label_smoothing": (0.0,), "center_rewards_coefficient": (None,),
+}  # fmt: skip
 EVEN = 3.0  # deviations above the median at which a text is as likely wrong as right
 
 
@@ -126,9 +131,12 @@ class Watch(TrainerCallback):
         """(N,) the rows that are left out now."""
         if drop and self.task == "class":
             raise InputError("drop leaves out texts and pairs; for samples with a class give a method, such as robust.")
-        loss = getattr(trainer.args, "loss_type", "nll")
-        if loss not in ("nll", ["sigmoid"]) and (drop or method is not None):
-            raise InputError(f"loss_type is {loss!r}; method= and drop= change only nll and sigmoid; leave them out.")
+        for name, usual in PLAIN.items() if drop or method is not None else ():
+            if (given := getattr(trainer.args, name, usual[0])) not in usual:
+                raise InputError(
+                    f"{name} is {given!r}; method= and drop= change the losses nll of SFT, sigmoid of DPO and that of reward models, without "
+                    f"further terms. Expected {name}={usual[-1]!r}; or leave method and drop out."
+                )
         self.criterion = None if method is None else self._criterion(method, settings)
         self.exchange: Exchange | None = None
         self._attach(rows)

@@ -140,7 +140,7 @@ class Answers(LabelKind):
     @classmethod
     def write(cls, data: Path, decided: Sequence[tuple[Correction, Address]], out: Path, reading: Reading) -> int:
         columns = turn_columns(table_names(data))
-        labels = open_labels(data, None if columns is None else columns[1], *reading[1:])
+        labels = open_labels(data, None if columns is None else columns[1], *reading[1:3])
         dropped: dict[int, None] = {}
         for c, (row, _) in decided:
             check_given(data, c, STATES[0])

@@ -54,11 +54,12 @@ class Judging:
 
 
 class Reading(NamedTuple):
-    """How a file is read: the label's column, its encoding and its delimiter."""
+    """How a file is read: the label's column, its encoding, its delimiter, and the columns of texts of pairs."""
 
     label: str | None = None
     encoding: str = "utf-8"
     delimiter: str | None = None
+    text: str | None = None
 
 
 class NewRows(NamedTuple):
@@ -91,6 +92,7 @@ class LabelKind:
     drops: ClassVar[str | None] = None  # the label that drops a row
     noun: ClassVar[str] = "labels"  # the plural that notes use
     page: ClassVar[str | None] = None  # the kind of the review page; by default it follows the samples
+    located: ClassVar[tuple[str, ...]] = ()  # options, besides the label, by which a decision finds its label in a file
     options: ClassVar[tuple[str, ...]] = ()  # options of its reader that no other reader has
     # How an annotation tool asks for the labels of a sample: a form of `compensate.auditing.exchange.FORMS`, or empty.
     answer: ClassVar[str] = "choice"
@@ -253,7 +255,7 @@ class Classes(LabelKind):
     def write_back(
         cls, data: Path, decided: Sequence[Correction], out: Path, reading: Reading, *, rematch: bool = False
     ) -> Applied:
-        labels = open_labels(data, *reading)
+        labels = open_labels(data, *reading[:3])
         matched = None
         if rematch:
             decided, matched = rematch_rows(decided, labels.cells, labels.digests(), str(data))

@@ -36,14 +36,19 @@ from compensate.auditing.noise_model import fit_noise, pool, shares
 from compensate.auditing.write_back import TextEditor, packed, write_compressed
 from compensate.data import tables
 from compensate.data.dataset import UNLABELED, Dataset, Ints, Singles, Source, generator
+from compensate.data.label_column import UnclearLabel
 from compensate.data.labels import is_number, label_name
 from compensate.data.load import is_saved, open_saved, training_part
 from compensate.data.pairs import (
     ANSWERS,
+    TASK,
+    TEXTS,
     Pair,
     PairColumns,
     Votes,
     are_texts,
+    ask_about_pairs,
+    is_marked,
     pair_columns,
     pairs_of_frame,
     read_pairs,
@@ -163,6 +168,7 @@ class Pairs(LabelKind):
     drops = "drop"
     noun = "preferences"
     page = "pair"
+    located = ("text",)
     sides = ("first", "second")
     refused = {name: SEVERAL.format(name).replace("samples", "pairs") for name in ("model", "finetune")} | {
         "decisions": "decisions about pairs cannot be used in another audit; apply them, and audit the corrected file."
@@ -170,20 +176,44 @@ class Pairs(LabelKind):
 
     @classmethod
     def read(cls, data: Any, labels: Any, options: Mapping[str, Any], other: Reader) -> Dataset:
-        label = options.get("label")
-        columns = None if labels is not None else pair_columns(table_names(data))
-        if columns is None or label not in (None, *columns.preferences):
+        label, task, text = (options.get(name) for name in ("label", "task", "text"))
+        where = str(data) if isinstance(data, (str, Path)) else "the data"
+        text = text if text is None or isinstance(text, str) else ",".join(text)
+        asked = task == TASK
+        if asked and (text is None or labels is not None):
+            raise InputError(f"task={TASK} needs the columns of the prompt and of two responses: --text {TEXTS}.")
+        names = table_names(data) if labels is None and (asked or task is None) else []
+        columns = pair_columns(names, *((label, text) if asked else ()))
+        if columns is None and names and label is None and text is None:
+            return cls._unnamed(data, options, other, where)
+        if columns is None or not (asked or label in (None, *columns.preferences)):
             return other(data, labels, options)
         frame = read_pairs(data, options.get("encoding") or "utf-8", options.get("delimiter"))
-        if not are_texts(frame, columns):
+        if not asked and not are_texts(frame, columns):
             return other(data, labels, options)
-        where = str(data) if isinstance(data, (str, Path)) else "the data"
-        known = ("label", "encoding", "delimiter")
+        known = ("label", "encoding", "delimiter", *(("task", "text") if asked else ()))
         odd = [name for name, value in options.items() if value is not None and name not in known]
         if odd:
             raise InputError(f"{odd[0]} is not an option for preference pairs ({where}); leave it out.")
         found, votes = pairs_of_frame(frame, columns, where)
-        return replace(found, parts=cls(columns, votes))
+        return replace(found, parts=cls(columns, votes), source=replace(found.source, label_given=label is not None))
+
+    @staticmethod
+    def _unnamed(data: Any, options: Mapping[str, Any], other: Reader, where: str) -> Dataset:
+        """Data that are read otherwise, unless they look like pairs whose columns have unknown names."""
+        try:
+            found = other(data, None, options)
+        except UnclearLabel:
+            ask_about_pairs(read_pairs(data, options.get("encoding") or "utf-8", options.get("delimiter")), where)
+            raise
+        if found.parts is None and isinstance(found.raw, pd.DataFrame):
+            ask_about_pairs(found.raw, where)
+        return found
+
+    @classmethod
+    def reading_options(cls, audit: Any) -> dict[str, Any]:
+        text = audit.source.text
+        return {} if text is None else {"label": audit.source.label, "task": TASK, "text": text}
 
     def describe(self, data: Dataset, name: Callable[[str], str] = str) -> str:
         counts = data.class_counts
@@ -316,7 +346,7 @@ class Pairs(LabelKind):
     @classmethod
     def write(cls, data: Path, decided: Sequence[tuple[Correction, Address]], out: Path, reading: Reading) -> int:
         frame = read_pairs(data, reading.encoding, reading.delimiter)
-        columns = pair_columns(frame.columns)
+        columns = pair_columns(frame.columns, *(() if reading.text is None else (reading.label, reading.text)))
         if columns is None:
             raise InputError(f"{data} holds no preference pairs; give the audited file. Nothing is written.")
         read, _ = pairs_of_frame(frame, columns, str(data))
@@ -357,26 +387,39 @@ def antisymmetric(log_p: Singles, mirrored: Singles) -> Singles:
 
 
 class Changed(NamedTuple):
-    """What changes in a table of pairs: rows without which it is written, rows whose responses are exchanged, and new preferences by row."""
+    """What changes in a table of pairs: rows without which it is written, rows whose responses are exchanged, and new preferences by column and row."""
 
     dropped: set[int]
     turned: set[int]
-    preferences: Mapping[int, str]
+    preferences: Mapping[str, Mapping[int, str]]
 
     def part(self, first: int, rows: int) -> Changed:
         """The changes of some consecutive rows, counted from the first of them."""
         here = range(first, first + rows)
         dropped, turned = ({row - first for row in some if row in here} for some in (self.dropped, self.turned))
-        return Changed(dropped, turned, {row - first: value for row, value in self.preferences.items() if row in here})
+        new = {
+            name: {row - first: value for row, value in cells.items() if row in here}
+            for name, cells in self.preferences.items()
+        }
+        return Changed(dropped, turned, new)
 
 
-def new_preferences(frame: pd.DataFrame, columns: PairColumns, given: Ints, new: Mapping[int, str]) -> dict[int, str]:
-    """The new cells of the preference column by row, written as other rows write them."""
+def new_preferences(
+    frame: pd.DataFrame, columns: PairColumns, given: Ints, new: Mapping[int, str]
+) -> dict[str, dict[int, str]]:
+    """The new cells by column of preferences and row, written as other rows write them."""
+    if columns.form == "one-hot":
+        mark = {is_marked(cell): label_name(cell) for name in columns.preferences for cell in frame[name]}
+        return {
+            name: {row: mark[ANSWERS[k] == answer] for row, answer in new.items()}
+            for k, name in enumerate(columns.preferences)
+        }
+    name = columns.preferences[0]
     if len(columns.preferences) > 1:
         raise InputError("the votes of several annotators cannot be changed by a decision; drop such pairs instead.")
-    cells = [label_name(cell) for cell in frame[columns.preferences[0]]]
+    cells = [label_name(cell) for cell in frame[name]]
     written = {"tie": "0" if any(cell.isdigit() for cell in cells) else "tie"}
-    if written["tie"] == "0" and (columns.first.endswith("0") or "human_ref" in columns.first.lower()):
+    if any(cell == "0" for answer, cell in zip(given.tolist(), cells, strict=True) if answer in (0, 1)):
         del written["tie"]  # zero names a response
     written |= {ANSWERS[answer]: cell for answer, cell in zip(given.tolist(), cells, strict=True) if answer >= 0}
     odd = [answer for answer in new.values() if answer not in written]
@@ -384,8 +427,9 @@ def new_preferences(frame: pd.DataFrame, columns: PairColumns, given: Ints, new:
         raise InputError(f"no row prefers the {odd[0]} response; drop such pairs instead.")
     if any(cell.startswith("-") and is_number(cell) for cell in cells):  # the sign changes, and the size is kept
         sizes = {row: (cells[row] if given[row] < 2 else written[answer]).lstrip("-") for row, answer in new.items()}
-        return {row: "0" if answer == "tie" else "-" * (answer == "first") + sizes[row] for row, answer in new.items()}
-    return {row: written[answer] for row, answer in new.items()}
+        signed = {row: "0" if said == "tie" else "-" * (said == "first") + sizes[row] for row, said in new.items()}
+        return {name: signed}
+    return {name: {row: written[answer] for row, answer in new.items()}}
 
 
 def write_pairs(
@@ -421,8 +465,8 @@ def write_pairs(
             one, two = (span[row] for span in spans)
             editor.replace(one, editor.text[slice(*two)])
             editor.replace(two, editor.text[slice(*one)])
-        if changed.preferences:
-            editor.replace_labels(frame, columns.preferences[0], changed.preferences)
+        for name, cells in changed.preferences.items():
+            editor.replace_labels(frame, name, cells)
         editor.drop_rows(frame, changed.dropped)
         editor.write(out)
     else:
@@ -439,10 +483,10 @@ def edited(table: Any, columns: PairColumns, changed: Changed) -> Any:
         together = pyarrow.concat_arrays([both[own], both[other].cast(both[own].type)])
         at = table.schema.get_field_index(own)
         table = table.set_column(at, table.schema.field(at), together.take(pyarrow.array(np.arange(n) + n * turned)))
-    if changed.preferences:
-        at = table.schema.get_field_index(columns.preferences[0])
+    for name, new in changed.preferences.items():
+        at = table.schema.get_field_index(name)
         field, cells = table.schema.field(at), table.column(at).to_pylist()
-        for row, value in changed.preferences.items():
+        for row, value in new.items():
             cells[row] = pyarrow.array([value]).cast(field.type)[0].as_py()
         table = table.set_column(at, field, pyarrow.array(cells, type=field.type))
     return table.filter(pyarrow.array(~np.isin(np.arange(n), list(changed.dropped))))
