@@ -19,6 +19,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from compensate.cli import COMMANDS, app, main
+from compensate.cli.terminal import console
 from compensate.errors import InputError
 from compensate.training import Run
 from processes import start
@@ -99,6 +100,18 @@ def test_json_is_alone_on_standard_output(tmp_path, monkeypatch):
     options = ("--methods", "base", "--seeds", "1", *SMALL, "--workers", "1", "--out", "c")
     assert report("compare", "digits", *options)[0]["table"][0]["method"] == "base"
     assert "logcomp" in CliRunner().invoke(app, ["methods"]).stdout, "the next command writes to standard output again"
+
+
+def test_a_terminal_gets_bars_and_a_pipe_none(tmp_path, monkeypatch):
+    messages(tmp_path / "m.csv", topic=[*"bcabca", *"abc" * 18])
+    command = ["audit", str(tmp_path / "m.csv"), "--encoder", "none", "--out", str(tmp_path / "run")]
+    assert "0.9 to 1" not in output(*command)
+    monkeypatch.setattr(console, "_force_terminal", True)
+    said = output(*command)
+    counts = [int(n) for n in re.findall(r"0\.\d to [\d.]+ +(\d+)", said)]
+    p = pd.read_csv(tmp_path / "run" / "suspects.csv")["p_error"]
+    assert counts == [int(n) for n in np.histogram(p, [0.1, 0.3, 0.5, 0.7, 0.9, 1.0])[0][::-1]]
+    assert sum(counts) > 0
 
 
 def assert_told(code: object, stderr: str, said: str) -> None:

@@ -183,7 +183,7 @@ def test_the_gradient_of_directions_leads_to_their_maximum():
     """No small change of the classes' shifts or of a rate makes the given labels likelier: the fit by a naive loop is not better."""
     log_q, true = skewed(0.3, 3.0, size=2000)
     given = np.where((true == 1) & (np.random.default_rng(3).random(len(true)) < 0.3), 0, true)
-    found, rates = error_directions(log_q, given)
+    found, rates, _ = error_directions(log_q, given)
 
     def likelihood(rate: float) -> float:
         """Of the best of some sharpnesses and shifts, given the rate of ones that are written as zeros."""

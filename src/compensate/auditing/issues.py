@@ -87,9 +87,8 @@ KINDS: dict[str, IssueKind] = {
 
 # Rows that are usually dropped.
 USELESS = (
-    *("identical_responses", "duplicate", "empty_answer", "refusal", "truncated_answer"),
-    *("empty_text", "empty_row", "blank_image"),
-)
+    "identical_responses", "duplicate", "empty_answer", "refusal", "truncated_answer", "empty_text", "empty_row", "blank_image",
+)  # fmt: skip
 
 
 def find_issues(audit: Audit, test: Dataset | None = None) -> pd.DataFrame:

@@ -16,8 +16,8 @@ r"""From out-of-fold predictions to the probability that a label is wrong.
    .. math:: p(j | x) = \Bigl(1 - \varepsilon \sum_{k \ne j} D_{jk}\Bigr) \tilde q_j(x) + \varepsilon \sum_{t \ne j} \tilde q_t(x) D_{tj}, \qquad
              \tilde q \propto q^T, \quad \varepsilon \sum_j D_{tj} \le \tfrac12.
 
-   Share and sharpness :math:`T` are maximum-likelihood estimates, with directions :math:`D` that are uniform or those of :math:`A`, whichever
-   fits better. Each row then has the posterior probability of such an error.
+   Share and sharpness :math:`T` are maximum-likelihood estimates, with directions :math:`D` that are uniform, or those of :math:`A` if they
+   gain more than their effective number. Each row then has the posterior probability of such an error.
 4. **Errors that the model has learned.** Models learn systematic human errors along with the classes. The likelihood does not identify their
    number: hard samples without errors look the same. They are where another class is likely by
 
@@ -49,9 +49,7 @@ RIDGE = 0.01  # regularization of learner weights toward equal weights
 DIRECTION_SPREAD = 1.25  # prior standard deviation of the deviations of log rates of errors
 LEARNED = 0.2  # share of the residual uncertainty that is attributed to label errors
 MAX_DOUBT = 0.25  # uncertainty beyond this comes from a model that knows too little of the classes, and not from errors
-MAX_LEARNED = (
-    1.2  # upper end of the interval, in multiples of the residual uncertainty: 1.17 in NoisyAG-News, with human errors
-)
+MAX_LEARNED = 1.2  # upper end of the interval, in multiples of the residual uncertainty: 1.17 in NoisyAG-News
 MIN_SEEN, MARGIN = 0.75, 0.02  # lower end: part of the contradicting errors, minus a margin for hard samples
 SHARES = np.array([1e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4])
 SHARPNESS = np.exp(np.linspace(-0.2, 1.8, 21))  # SHARES and SHARPNESS are grids
@@ -250,12 +248,12 @@ def fit_noise(
     log_q, labels = _by_class(log_q[known]), labels[known]
     frequency = np.bincount(labels, minlength=classes) / len(labels)
     chosen = _uniform_directions(labels, classes)
-    ratios, rates = error_directions(shown, labels) if directed else (np.zeros((classes, classes)), chosen)
+    ratios, rates, number = error_directions(shown, labels) if directed else (np.zeros((classes, classes)), chosen, 1.0)
     table = _summed(run, _likelihoods, log_q, labels, chosen)
-    if ratios.any():
+    if directed and number < np.inf:
         other = rates / float(frequency @ rates.sum(1))
         fit = _summed(run, _likelihoods, log_q, labels, other)
-        if fit.max() > table.max() + MAX_LOG_LIKELIHOOD_GAP:
+        if fit.max() > table.max() + number:
             table, chosen = fit, other
     profile, sharp, best = table.max(0), SHARPNESS[table.argmax(0)], float(table.max())  # by share
     k = int(np.flatnonzero(profile >= best - MAX_LOG_LIKELIHOOD_GAP).max())
@@ -275,8 +273,8 @@ def fit_noise(
     )
 
 
-def error_directions(log_p: Floats, labels: Ints) -> tuple[Floats, Floats]:
-    """(C, C) each: the deviations of the log rates of errors from class t to j, as far as they show, and the rates.
+def error_directions(log_p: Floats, labels: Ints) -> tuple[Floats, Floats, float]:
+    """(C, C) each: the deviations of the log rates of errors from class t to j, as far as they show, and the rates; then their effective number.
 
     See the header for the model. Data with fewer rows than directions show none.
 
@@ -311,7 +309,7 @@ def error_directions(log_p: Floats, labels: Ints) -> tuple[Floats, Floats]:
         return float(value), np.concatenate(parts)
 
     if number > n:
-        return none, off / max(classes - 1, 1)
+        return none, off / max(classes - 1, 1), np.inf
     start, bounds = np.zeros(classes + 2), [(-1.0, 2.5), *[(-5.0, 5.0)] * classes, (-12.0, 2.0)]
     start[-1] = np.log(0.05)
     fit = partial(minimize, loss, jac=True, method="L-BFGS-B", options={"ftol": 1e-6})  # far below one unit
@@ -322,7 +320,7 @@ def error_directions(log_p: Floats, labels: Ints) -> tuple[Floats, Floats]:
     fitted = rates(found.x[classes + 1], deviations)
     errors = fitted * np.bincount(labels, minlength=classes)[:, None]
     chance = max(float((errors / (errors + precision)).sum()), 1.0)
-    return (1 - 1 / gain if gain > chance else 0.0) * (deviations - deviations.T) / 2, fitted
+    return (1 - 1 / gain if gain > chance else 0.0) * (deviations - deviations.T) / 2, fitted, chance
 
 
 def after_decisions(verdict: Verdict, labels: Ints, given: Ints, decided: NDArray[np.bool_]) -> Verdict:

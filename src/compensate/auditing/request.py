@@ -238,12 +238,11 @@ def with_looks(audit: Audit, folder: Path) -> Audit:
 def rewrite_with_looks(audit: Audit, folder: Path) -> Audit:
     """Writes the run folder of a reopened audit again, with what a person saw in its sample; other files of the folder stay."""
     audit = with_looks(audit, folder)
-    if audit.data is not None and isinstance(
-        labels_of(audit.data), Classes
-    ):  # examples on the page are found by features
+    if audit.data is not None and isinstance(labels_of(audit.data), Classes):
+        encoder = (audit.provenance.asked or {}).get("encoder", "auto")
         audit = replace(
-            audit, vectors=make_views(audit.data, (audit.provenance.asked or {}).get("encoder", "auto")).shown
-        )
+            audit, vectors=make_views(audit.data, encoder).shown
+        )  # examples on the page are found by features
 
     def keep(new: Path) -> None:
         for path in folder.iterdir():

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ from compensate.auditing.sampling import describe_looks
 from compensate.auditing.source import labeled, left_out
 from compensate.cli import options as o
 from compensate.cli.terminal import (
+    bar,
     clock,
     console,
     plain_table,
@@ -49,6 +51,7 @@ READER = (
 """Options of the reader."""
 
 PAIRS = 6  # rows of the table in the summary
+LEVELS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1)  # probabilities between the bars of the picture
 SHOWN = 12  # annotators that are printed
 WIDE = 0.1  # an interval is wide if it starts at 0 and ends above this share
 
@@ -144,6 +147,8 @@ def print_summary(found: Audit, folder: Path) -> None:
         console.print(table)
     elif flagged and not sentence:
         console.print(_pairs(found))
+    if console.is_terminal and not by_chance and not sentence:
+        console.print(picture(found))
     since = found.provenance.since
     if since is not None:
         say(
@@ -194,6 +199,18 @@ def describe_workload(found: Audit) -> str:
         for first, errors, low, high in rows.to_numpy().tolist()
     ]
     return f"look at {'; '.join(parts)}"
+
+
+def picture(found: Audit) -> Table:
+    """A bar for each range of the probability of error; colored where labels are flagged."""
+    table = plain_table("probability of error", "labels", "", padding=(0, 2, 0, 0))
+    table.columns[1].justify = "right"
+    ends = list(pairwise(LEVELS))
+    counts = [int(((found.p_error >= low) & (found.p_error < high + (high == 1))).sum()) for high, low in ends]
+    for (high, low), count in zip(ends, counts, strict=True):
+        style = "red" if high > found.threshold else "dim"
+        table.add_row(f"{low:g} to {high:g}", f"{count:,}", Text(bar(count / max(*counts, 1)), style=style))
+    return table
 
 
 def _pairs(found: Audit) -> Table:

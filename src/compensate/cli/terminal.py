@@ -70,6 +70,18 @@ def plain_table(*heads: str, **options: Any) -> Table:
     return Table(*heads, box=None, pad_edge=False, **options)
 
 
+def bar(share: float, width: int = 30) -> str:
+    """A horizontal bar in eighths of a character; of # signs where the terminal lacks blocks.
+
+    >>> bar(0.5, 4)
+    '██'
+    """
+    if console.options.ascii_only:
+        return "#" * round(share * width)
+    full, part = divmod(round(share * width * 8), 8)
+    return "█" * full + " ▏▎▍▌▋▊▉"[part].strip()
+
+
 def progress_bar(what: str, unit: str) -> Progress:
     """A progress bar with a count, the elapsed time and the remaining time."""
     return Progress(
