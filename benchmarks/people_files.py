@@ -1,6 +1,7 @@
 """Twenty files as people have them, with planted errors: read as meant or asked about, and the errors found, next to Datalab.
 
     python -m benchmarks.people_files [--only tickets,chats] [--seed 0] [--keep FOLDER]
+    python -m benchmarks.people_files --write       # put the table of the stored results into docs/detection.md
 
 Each file is audited by one command without options (`compensate audit FILE`). It is *read as meant* if the first line of the output names
 the columns and the kind of label that the maker of the file had in mind, *asked about* if the error names an option to add, and *misread*
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 RESULTS = Path(__file__).parent / "results" / "people_files.json"
+MARKS = ("<!-- files: made by python -m benchmarks.people_files --write -->", "<!-- /files -->")
 ROWS = 500
 TOPICS = {
     "billing": [
@@ -649,13 +652,40 @@ def with_metadata(folder: Path, seeds: range) -> dict[str, Any]:
     return found
 
 
+def markdown(stored: dict[str, Any]) -> str:
+    """The stored results as a table."""
+
+    def figures(row: dict[str, Any]) -> str:
+        return f"{row['precision']:.2f}, {row['recall']:.2f}, {row['ap']:.3f}" if "ap" in row else "–"
+
+    rows = list(stored["files"].values())
+    lines = ["| file | content | read | precision, recall, AP | Datalab | seconds |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        issues = ", ".join(f"{name} {n} of {planted}" for name, (n, planted) in row.get("issues", {}).items())
+        own, other = figures(row) if "ap" in row else issues or "–", figures(row.get("datalab") or {})
+        lines.append(f"| {row['file']} | {row['what']} | {row['read']} | {own} | {other} | {row['seconds']:.0f} |")
+    counts = Counter(row["read"] for row in rows)
+    lines += ["", f"{len(rows)} files: " + ", ".join(f"{n} {how}" for how, n in counts.most_common()) + "."]
+    for name, found in stored.get("metadata", {}).items():
+        together, alone = np.mean(found["together"]), np.mean(found["text alone"])
+        lines.append(f"Tickets, {name}: AP {together:.3f} with the other columns, {alone:.3f} by the text alone.")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names of makers, with commas")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder for the files and runs")
     parser.add_argument("--quick", action="store_true", help="three files")
+    parser.add_argument("--write", action="store_true", help="put the stored table into docs/detection.md")
     given = parser.parse_args()
+    if given.write:
+        page = Path(__file__).parent.parent / "docs" / "detection.md"
+        before, rest = page.read_text("utf-8").split(MARKS[0])
+        shown = markdown(json.loads(RESULTS.read_text()))
+        page.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{rest.split(MARKS[1], 1)[1]}", "utf-8")
+        return
     only = given.only.split(",") if given.only else ["churn", "tags", "prices"] if given.quick else None
     stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"files": {}}
     with tempfile.TemporaryDirectory() as temporary:
