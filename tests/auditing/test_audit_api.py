@@ -176,7 +176,9 @@ def test_a_lone_sample_is_named_and_not_flagged():
         found = audit(x, names)
     assert len(found) == 600
     assert not found.mask[17]
-    assert found.mask[wrong & (np.arange(600) != 17)].mean() > 0.3  # the list has all of them first; a few hundred rows are not sure
+    assert (
+        found.mask[wrong & (np.arange(600) != 17)].mean() > 0.3
+    )  # the list has all of them first; a few hundred rows are not sure
 
 
 def test_ids_that_repeat_are_named():
