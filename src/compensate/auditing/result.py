@@ -487,6 +487,10 @@ def apply_corrections(
     if len(kinds) > 1:
         raise InputError("these corrections are about more than one form of labels; apply one audit at a time.")
     kind = kinds.pop()
+    if text is not None and "text" not in kind.located:
+        raise InputError(
+            f'text is "{text}", which names the columns of preference pairs; leave it out for other labels.'
+        )
     for c in decided if kind.form else ():
         kind.parse(c.part)  # refuses a malformed address before any file is read
     if rematch and kind.form:
