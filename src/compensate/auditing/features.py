@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,9 @@ from compensate.auditing.learners import View, content_keys
 from compensate.data.columns import TableEncoder, row_texts, text_columns, tfidf
 from compensate.data.dataset import Dataset, Floats, Ints, Singles, Source
 from compensate.errors import InputError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a stage, the number of finished steps and the total."""
