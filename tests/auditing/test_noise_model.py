@@ -311,6 +311,6 @@ def test_few_decisions_hardly_move_the_flags_and_many_do(kept):
         return int((before.p_error[~decided] > 2 / 3).sum()), int((after.p_error[~decided] > 2 / 3).sum())
 
     was, now = flags(order[:4], kept)
-    assert abs(now - was) <= 0.1 * was
+    assert abs(now - was) <= 0.2 * was
     was, now = flags(order[:100], 4)
     assert now < 0.5 * was

@@ -249,7 +249,7 @@ class Judge:
             }
             for maker, learners, weights in zip(self.makers, self.learners, self.weights, strict=True)
         ]
-        numbers = np.array([noise.share, noise.sharpness, noise.offset, noise.shift])
+        numbers = np.array([noise.share, noise.sharpness, noise.shift, *noise.offsets])
         stored = {"numbers": numbers, "directions": noise.directions, "ratios": noise.ratios}
         tree = {
             "format": FORMAT,
@@ -269,7 +269,7 @@ class Judge:
             tree = read_packed(folder / FILE)
             if tree["format"] != FORMAT:
                 raise InputError(f"it has the format {tree['format']!r:.20}, of another version")
-            share, sharpness, offset, shift = tree["noise"]["numbers"].tolist()
+            share, sharpness, shift, *offsets = tree["noise"]["numbers"].tolist()
             directions, ratios = tree["noise"]["directions"], tree["noise"]["ratios"]
             classes = len(directions)
             if directions.shape != (classes, classes) or ratios.shape != (classes, classes):
@@ -284,7 +284,9 @@ class Judge:
             raise InputError(
                 f"{folder} holds no fitted model that can be read ({error or type(error).__name__}). Audit the data again."
             ) from error
-        noise = NoiseModel(share, sharpness, directions, ratios, offset, shift, by_chance=bool(tree["by_chance"]))
+        noise = NoiseModel(
+            share, sharpness, directions, ratios, np.array(offsets), shift, by_chance=bool(tree["by_chance"])
+        )
         return Judge(tuple(makers), tuple(learners), tuple(weights), noise, arrays=tree.get("arrays", {}))
 
 

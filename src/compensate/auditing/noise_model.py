@@ -23,8 +23,8 @@ r"""From out-of-fold predictions to the probability that a label is wrong.
 
    .. math:: s_i = \ln \sum_{t \ne y_i} \tilde q_t e^{\delta_{t y_i}} - \ln \tilde q_{y_i}.
 
-   We attribute a fixed share of the residual uncertainty, `LEARNED`, to label errors; the interval of the share of wrong labels
-   reaches from none to all of it.
+   Their share of the residual uncertainty has an exponential distribution with mean `LEARNED`, and the probability of an error is averaged
+   over it. It is therefore high only where few errors would suffice. The interval of the share of wrong labels reaches from none to all of it.
 
 Reference: Northcutt, Jiang and Chuang, Confident Learning, 2021, for errors by pairs of classes; Patrini et al., 2017, for transitions.
 """
@@ -47,10 +47,11 @@ from compensate.data.dataset import Estimate, Floats, Ints, Singles
 
 RIDGE = 0.01  # regularization of learner weights toward equal weights
 DIRECTION_SPREAD = 1.25  # prior standard deviation of the deviations of log rates of errors
-LEARNED = 0.2  # share of the residual uncertainty that is attributed to label errors
+LEARNED = 0.2  # mean share of the residual uncertainty that is attributed to label errors
+QUANTILES = 10  # of the distribution of that share, over which probabilities are averaged
 MAX_DOUBT = 0.25  # uncertainty beyond this comes from a model that knows too little of the classes, and not from errors
 MAX_LEARNED = 1.2  # upper end of the interval, in multiples of the residual uncertainty: 1.17 in NoisyAG-News
-MIN_SEEN, MARGIN = 0.75, 0.02  # lower end: part of the contradicting errors, minus a margin for hard samples
+MARGIN = 0.02  # lower end: contradicting errors, minus a margin for hard samples
 SHARES = np.array([1e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4])
 SHARPNESS = np.exp(np.linspace(-0.2, 1.8, 21))  # SHARES and SHARPNESS are grids
 MAX_ENTRIES = 4_000_000  # predictions from which share and sharpness are estimated; of more rows a part is drawn
@@ -82,7 +83,7 @@ class NoiseModel:
         share, sharpness: of the errors that contradict the model.
         directions: (C, C) how class t is written where it is written wrongly, D.
         ratios: (C, C) the deviations of the log rates of errors from t to j, as far as they show.
-        offset: of the log odds of errors that the model has learned; minus infinity without such errors.
+        offsets: of the log odds of errors that the model has learned, equally likely; minus infinity without such errors.
         shift: of all log odds, as decisions suggest; see `recalibration`.
         low, high: the interval of the share of wrong labels, before it includes the mean probability; not stored.
         by_chance: whether labels are predicted no better than by chance.
@@ -92,7 +93,7 @@ class NoiseModel:
     sharpness: float
     directions: Floats
     ratios: Floats
-    offset: float
+    offsets: Floats
     shift: float = 0.0
     low: float = 0.0
     high: float = 1.0
@@ -112,7 +113,7 @@ class NoiseModel:
         log_q = _by_class(log_q)
         seen = self.contradicting(log_q, labels)
         odds, suggested = _scores(self.sharpness * log_q, labels, self.ratios)
-        p = 1 - (1 - seen) * (1 - expit(odds + self.offset))
+        p = 1 - (1 - seen) * (1 - np.mean([expit(odds + offset) for offset in self.offsets], axis=0))
         return logit(np.clip(p, SMALLEST, 1 - 1e-9)) + self.shift, suggested
 
     def verdict(self, log_q: Floats, labels: Ints) -> Verdict:
@@ -260,14 +261,15 @@ def fit_noise(
     mean = np.exp(log_q).mean(0)
     written = np.array([float(mean @ _rates(chosen, share).sum(1)) for share in SHARES])
     likely = written[profile > best - 1.92]
-    model = NoiseModel(float(SHARES[k]), float(sharp[k]), _rates(chosen, SHARES[k]) / SHARES[k], ratios, -np.inf)
+    model = NoiseModel(float(SHARES[k]), float(sharp[k]), _rates(chosen, SHARES[k]) / SHARES[k], ratios, np.array([]))
     score, _ = _scores(model.sharpness * log_q, labels, ratios)
     doubt = max(float(expit(score).mean()) - float(model.contradicting(log_q, labels).mean()), 0.0)
+    learned = -LEARNED * min(doubt, MAX_DOUBT) * np.log((np.arange(QUANTILES) + 0.5) / QUANTILES)
     by_chance = -float(np.log(np.maximum(frequency[labels], SMALLEST)).mean())
     return replace(
         model,
-        offset=offset_of_mean(score, LEARNED * min(doubt, MAX_DOUBT)),
-        low=max(MIN_SEEN * float(likely.min()) - MARGIN, 0.0),
+        offsets=np.array([offset_of_mean(score, mean) for mean in learned]),
+        low=max(float(likely.min()) - MARGIN, 0.0),
         high=float(likely.max()) + MAX_LEARNED * doubt,
         by_chance=1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST) < CHANCE,
     )

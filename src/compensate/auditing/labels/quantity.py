@@ -106,7 +106,7 @@ class Quantity(Classes):
                 by_chance=explained < MIN_EXPLAINED, shown=SAMPLE_KINDS.get(data.source.kind, "embedding"),
             ),
             notes=views.notes, data=data if whole else data.subset(rows),
-            fitted=judging.judge(views.makers, *found[:2], NoiseModel(0.0, 1.0, np.eye(1), np.eye(1), 0.0), arrays=found[2]),
+            fitted=judging.judge(views.makers, *found[:2], NoiseModel(0.0, 1.0, np.eye(1), np.eye(1), np.zeros(1)), arrays=found[2]),
             vectors=views.shown if whole or views.shown is None else views.shown[rows],
         )  # fmt: skip
 
