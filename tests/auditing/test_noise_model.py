@@ -53,9 +53,10 @@ def test_errors_of_one_direction_are_found_where_they_are():
     assert flagged[wrong].mean() > 0.8
 
 
+@pytest.mark.parametrize("classes", [3, 10])
 @pytest.mark.parametrize("sure", [1.0, 5.0, 12.0])
-def test_right_labels_are_not_flagged(sure):
-    log_q, true = posterior(3, sure=sure)
+def test_right_labels_are_not_flagged(classes, sure):
+    log_q, true = posterior(classes, sure=sure)
     found = judge(log_q, true)
     assert (found.p_error >= 2 / 3).mean() <= 0.01
     assert found.share.low == 0
@@ -73,7 +74,7 @@ def test_right_labels_of_a_rare_class_that_is_hard_to_tell_are_not_taken_for_err
         log_q = np.stack([-np.logaddexp(0, sharpened * odds), -np.logaddexp(0, -sharpened * odds)], 1)
         verdict = judge(log_q, labels)
         assert not verdict.model.by_chance
-        assert (verdict.p_error > 2 / 3).mean() <= 0.02
+        assert (verdict.p_error > 2 / 3).mean() <= 0.01
         assert verdict.share.low == 0
         assert verdict.share.value <= rare + 0.05
 
