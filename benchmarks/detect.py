@@ -465,6 +465,7 @@ GRID: dict[str, tuple[float, ...]] = {
     "MAX_DOUBT": (0.15, 0.25, 0.4, 1.0),
     "MAX_LOG_LIKELIHOOD_GAP": (0.0, 0.5, 1.0, 1.92),
     "MAX_LEARNED": (0.8, 1.0, 1.1, 1.2, 1.4),
+    "MIN_SEEN": (0.5, 0.75, 1.0),
     "MARGIN": (0.0, 0.01, 0.02, 0.04),
 }
 """Constants of the noise model, each varied with the others at their values. DIRECTION_SPREAD of 0.01 disables directions."""
@@ -476,6 +477,7 @@ MEASURES = {
     "MAX_DOUBT": "ece",
     "MAX_LOG_LIKELIHOOD_GAP": "ece",
     "MAX_LEARNED": "interval",
+    "MIN_SEEN": "interval",
     "MARGIN": "interval",
 }
 """The criterion for each constant: average precision, calibration error, or the interval score at 90 % (width plus 20 times a miss)."""

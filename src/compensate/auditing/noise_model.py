@@ -51,7 +51,7 @@ LEARNED = 0.2  # mean share of the residual uncertainty that is attributed to la
 QUANTILES = 10  # of the distribution of that share, over which probabilities are averaged
 MAX_DOUBT = 0.25  # uncertainty beyond this comes from a model that knows too little of the classes, and not from errors
 MAX_LEARNED = 1.2  # upper end of the interval, in multiples of the residual uncertainty: 1.17 in NoisyAG-News
-MARGIN = 0.02  # lower end: contradicting errors, minus a margin for hard samples
+MIN_SEEN, MARGIN = 0.75, 0.02  # lower end: part of the contradicting errors, minus a margin for hard samples
 SHARES = np.array([1e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4])
 SHARPNESS = np.exp(np.linspace(-0.2, 1.8, 21))  # SHARES and SHARPNESS are grids
 MAX_ENTRIES = 4_000_000  # predictions from which share and sharpness are estimated; of more rows a part is drawn
@@ -269,7 +269,7 @@ def fit_noise(
     return replace(
         model,
         offsets=np.array([offset_of_mean(score, mean) for mean in learned]),
-        low=max(float(likely.min()) - MARGIN, 0.0),
+        low=max(MIN_SEEN * float(likely.min()) - MARGIN, 0.0),
         high=float(likely.max()) + MAX_LEARNED * doubt,
         by_chance=1 + float(log_q[np.arange(len(labels)), labels].mean()) / max(by_chance, SMALLEST) < CHANCE,
     )
