@@ -2,7 +2,10 @@
 
     python tests/packaging/try_wheel.py [RESULTS.json] [PYTHON ...]     # this Python has build and twine; it is the default of the environments
 
-Each environment times its first minute: the installation, and an audit of a small table until its suspects.csv is there.
+TMPDIR names the folder of the environments: one of them, with a build of PyTorch for GPUs, takes several gigabytes.
+
+Each environment times its first minute: the installation, and an audit of a small table until its suspects.csv is there. Then texts are audited,
+and the example of the README runs.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ with open("reviews.csv", "w", newline="") as file:
         text = " ".join(random.choices(words[label], k=5) + ["film", str(k)])
         rows.writerow([text, label if k % 15 else ("bad", "good")[k % 2]])
 """
+EXAMPLE = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
 IMPORT = "import compensate, sys; assert 'torch' not in sys.modules; print(compensate.__file__)"
 
 
@@ -72,6 +76,9 @@ def first_minute(python: str, form: str, dist: Path) -> dict[str, object]:
         said = run(here / "compensate", "audit", "reviews.csv", "--out", "texts")
         assert ("better features: pip install" in said) != ("encoders" in form), said
         texts = time.perf_counter() - again
+        run(here / "python", "-W", "error", "-c", EXAMPLE)
+        built = run(here / "compensate", "--version").split()[-1]
+        assert (dist / f"compensate-{built}.tar.gz").is_file(), built
         if form == "wheel":
             run(here / "compensate", "demo", "--seeds", "1", "--epochs", "3", "--out", "demo")
             assert Path("demo/results.json").stat().st_size
