@@ -99,6 +99,9 @@ def test_json_is_alone_on_standard_output(tmp_path, monkeypatch):
     assert [row["name"] for row in report("methods", "LogComp")[0]["methods"]] == ["logcomp"]
     options = ("--methods", "base", "--seeds", "1", *SMALL, "--workers", "1", "--out", "c")
     assert report("compare", "digits", *options)[0]["table"][0]["method"] == "base"
+    assert report("train", "digits", *SMALL, "--out", "t")[0]["result"]["epochs"] == 2
+    options = ("--method", "logcomp", *SMALL, "--trials", "1", "--workers", "1", "--out", "tuned")
+    assert report("tune", "digits", *options)[0]["best"]["hyper"]
     assert "logcomp" in CliRunner().invoke(app, ["methods"]).stdout, "the next command writes to standard output again"
 
 

@@ -132,6 +132,7 @@ def tune(
     seeds: Annotated[int, typer.Option(help="Seeds per trial.", min=1)] = 1,
     workers: o.Workers = None,
     out: Annotated[Path | None, o.option("Folder of the study [default: runs/tune-NAME].")] = None,
+    json_: o.Json = False,
 ) -> None:
     """Search the hyper-parameters of a method, judged on held-out labels as noisy as the training labels.
 
@@ -167,6 +168,8 @@ def tune(
     more = {"method": config.method.replace("_", "-"), "data_dir": shared.data_dir and str(shared.data_dir)}
     say(f"use it:     {training_command(merged, hyper={**config.hyper, **best}, **more)}", wrap=False)
     say(f"all trials: {folder / 'tuning.json'}", wrap=False)
+    if json_:
+        print_json({"folder": folder, **result})
     if result["lost"]:
         raise typer.Exit(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import shlex
 import sys
 from collections.abc import Container, Mapping
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from compensate.cli import options as o
-from compensate.cli.terminal import console, quoted, say
+from compensate.cli.terminal import console, print_json, quoted, say
 
 
 @o.with_shared
@@ -33,6 +34,7 @@ def train(
     workers: o.Workers = None,
     tracker: Annotated[list[str] | None, o.option("Experiment tracker, e.g. tensorboard; may be repeated.")] = None,
     quiet: Annotated[bool, o.option("Show no progress bar.", "--quiet")] = False,
+    json_: o.Json = False,
 ) -> None:
     """Train a model with any method; the run can be interrupted and resumed exactly.
 
@@ -75,6 +77,8 @@ def train(
         note = f" (chosen on {result.selected_on})" if name == "best" else ""
         say(f"{name} epoch {row['epoch']:>3.0f}: {' · '.join(metrics)}{note}", wrap=False)
     say(f"run:  {folder}", wrap=False)
+    if json_:
+        print_json({"run": folder, **json.loads((folder / "result.json").read_bytes())})
     suspects = result.suspects()
     if suspects is None or not len(suspects):
         return
