@@ -62,7 +62,7 @@ def card(
     if json_:
         print_json({"card": out, **found.figures, "decided": counts[0], "decisions": counts[1]})
     elif out is None:
-        typer.echo(text)
+        typer.echo(text, nl=False)
 
 
 def front_matter(found: Audit) -> str:
@@ -95,14 +95,15 @@ def describe_labels(found: Audit, counts: tuple[Mapping[str, int], ...], reviewe
         share = "unknown: the labels cannot be predicted from the samples better than by chance"
     people = "1 person" if reviewers == 1 else f"{reviewers or 'an unknown number of'} people"
     ways, effects = (", ".join(f"{n:,} {what}" for what, n in counted.items() if n) for counted in counts)
+    classes = [name for name in found.classes if name != found.label_kind.drops]
     facts = {
         "Audited": f"{plural(how.rows or len(found), 'label')} of {_plain(found.title)} ({found.source_digest or 'no digest'})",
-        "Classes": ", ".join(map(_plain, found.classes[:20])) + (", ..." if len(found.classes) > 20 else ""),
+        "Classes": ", ".join(map(_plain, classes[:20])) + (", ..." if len(classes) > 20 else ""),
         "Method": f"compensate {__version__}; each label judged by models that did not train on it" + f"; encoder {how.encoder}" * bool(how.encoder),
         "Wrong labels": share,
         "Flagged": found.flag_summary,
         "Decided": f"{ways}, by {people}" if ways else "nothing",
-        "Decisions": effects or "none",
+        "Outcome": ways and (effects or "no label changed"),
     }  # fmt: skip
     limits = [text for name, text in LIMITS.items() if name == "flags" or how.looks is None]
     lines = [f"- **{name}**: {text}" for name, text in facts.items() if text]
