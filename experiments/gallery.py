@@ -232,7 +232,7 @@ least one in ten rows of the other class lies further toward the given class. Th
 """
 
 CONCLUSION = """The first rows of a list are where a model is most confident *and* most surprised, so they also collect its own failures: dark dogs, fawns and
-white tigers, praise by negation ("not half bad"). On CIFAR-10, CIFAR-100 and SST-2 far fewer of them are wrong than the probabilities
+white tigers, praise by negation ("not half bad"). On CIFAR-10, CIFAR-100, SST-2 and WNUT-17 far fewer of them are wrong than the probabilities
 say. On AG-News the labels come from the section that published the text, and the audit finds texts that belong elsewhere.
 """
 
@@ -267,7 +267,7 @@ def _section(stored: Mapping[str, Any]) -> list[str]:
         "",
         said,
         "",
-        "| row | sample | given | suggested | p | verdict |",
+        "| sample | row | given | suggested | p | verdict |",
         "|---|---|---|---|---|---|",
     ]
     for s in stored["suspects"]:
@@ -275,7 +275,7 @@ def _section(stored: Mapping[str, Any]) -> list[str]:
         sample = _cell(s["text"]) if s["text"] else picture
         verdict = f"**{s['verdict']}**: {_cell(s['reason'])}"
         lines.append(
-            f"| {s['row']} | {sample} | {_cell(s['given'])} | {_cell(s['suggested'])} | {s['p']:.2f} | {verdict} |"
+            f"| {sample} | {s['row']} | {_cell(s['given'])} | {_cell(s['suggested'])} | {s['p']:.2f} | {verdict} |"
         )
     return [*lines, ""]
 
