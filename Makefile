@@ -78,7 +78,7 @@ dist: $(VENV)/.release
 	$(PYTHON) -m venv sbom/venv
 	sbom/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --find-links dist "compensate[encoders]"
 	sbom/venv/bin/python -m pip uninstall --quiet --yes pip
-	$(BIN)/cyclonedx-py environment sbom/venv/bin/python --pyproject pyproject.toml --output-reproducible --validate --output-file sbom/compensate.cdx.json
+	$(BIN)/cyclonedx-py environment sbom/venv/bin/python --output-reproducible --validate --output-file sbom/compensate.cdx.json
 
 clean:
 	rm -rf $(VENV) build dist sbom .pytest_cache .mypy_cache .ruff_cache
