@@ -42,6 +42,7 @@ with open("reviews.csv", "w", newline="") as file:
         rows.writerow([text, label if k % 15 else ("bad", "good")[k % 2]])
 """
 EXAMPLE = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+VERSIONS = "import platform, torch; print(platform.python_version(), torch.__version__)"
 IMPORT = "import compensate, sys; assert 'torch' not in sys.modules; print(compensate.__file__)"
 
 
@@ -85,10 +86,11 @@ def first_minute(python: str, form: str, dist: Path) -> dict[str, object]:
             run(here / "compensate", "methods")
     finally:
         os.chdir(home.parent)
-    version = run(here / "python", "-c", "import platform; print(platform.python_version())").strip()
+    versions = run(here / "python", "-c", VERSIONS).split()
     shutil.rmtree(home)
     seconds = {"install": installed - begin, "audit of a table": audited - ready, "audit of texts": texts}
-    return {"form": form, "python": version, "seconds": {name: round(value, 1) for name, value in seconds.items()}}
+    about = {"form": form, "python": versions[0], "torch": versions[1]}
+    return about | {"seconds": {name: round(value, 1) for name, value in seconds.items()}}
 
 
 def main(results: Path | None, pythons: list[str]) -> None:
