@@ -121,6 +121,8 @@ class Batch:
         self.learn, self.meta, self.epoch, self.step = learn, meta, criterion.epoch, criterion.step
         self.hard = self.target.ndim == 1
         """True if targets are class numbers, false if they are distributions or several labels."""
+        self.compiled = torch.compiler.is_compiling()
+        """True within a compiled graph."""
         auto: CheckMode = "sync" if is_eager_cpu(target) else "kernels"
         self.check: CheckMode = auto if criterion.check == "auto" else criterion.check
         self.touched: list[TouchedRows] = []

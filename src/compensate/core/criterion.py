@@ -128,7 +128,7 @@ class CrossEntropyWithSlope(torch.autograd.Function):
         else:
             logp = log_softmax(q)
             losses, p = F.nll_loss(logp, labels, reduction="none"), logp.exp_()
-        slope = p.scatter_(1, labels[:, None], -1.0, reduce="add")
+        slope = p.scatter_(1, labels.unsqueeze(1), -1.0, reduce="add")
         ctx.save_for_backward(u, slope, labels)
         ctx.mark_non_differentiable(slope)
         ctx.set_materialize_grads(False)
@@ -355,7 +355,7 @@ class Compensated(nn.Module):
         try:
             for statistic in statistics:
                 if statistic.observes == "logits":
-                    if not torch.compiler.is_compiling():
+                    if not s.compiled:
                         undo.append(statistic.undo(s))
                     with torch.no_grad():
                         statistic.observe(s)
@@ -606,15 +606,15 @@ class Compensated(nn.Module):
         """Counts the step, and warns of calls that are missing in the training loop."""
         global _warned
         s.step.add_(1)
-        if torch.compiler.is_compiling():
+        if s.compiled:
             return
-        rolling = [*filter(attrgetter("rolls"), statistics)]
-        if rolling:
+        rolling = next(filter(attrgetter("rolls"), statistics), None)
+        if rolling is not None:
             before = self._since["epoch"]
             seen = self._since["epoch"] = before + s.places.visits
             if self._samples > 0 and before <= 1.5 * self._samples < seen:
                 warnings.warn(
-                    f"{type(rolling[0]).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
+                    f"{type(rolling).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
                     f"for {seen} samples of a set of {self._samples}. Call it after each epoch.",
                     stacklevel=2,
                 )

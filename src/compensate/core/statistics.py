@@ -105,7 +105,7 @@ class Statistic(nn.Module):
 
     def collect(self, s: Batch, *columns: Tensor) -> None:
         """Passes columns (B,) of the batch, which are not written to later, to `add`; small batches are buffered to amortize call overhead."""
-        if not s.complete or torch.compiler.is_compiling():
+        if s.compiled or not s.complete:
             self.flush()
             self.add(s.valid, *columns)
             return
@@ -127,7 +127,8 @@ class Statistic(nn.Module):
     def __getattr__(self, name: str) -> Any:
         if self._buffer and self.merges.get(name, "same") != "same":
             self.flush()
-        return super().__getattr__(name)
+        found = self._buffers.get(name)
+        return super().__getattr__(name) if found is None else found
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module, with buffered columns added."""
@@ -302,7 +303,7 @@ class Evidence(Statistic):
         du = s.u.new_zeros(s.u.shape[0], 1) if s.du is None else s.du
         du = du if s.du is None or du.shape == s.u.shape else du.expand_as(s.u)
         general = not s.hard or s.criterion.base is not None or s.places.several
-        if general or s.plain.numel() > BUFFER // 2 or torch.compiler.is_compiling():
+        if general or s.plain.numel() > BUFFER // 2 or s.compiled:
             self.flush()
             u = F.pad(s.plain, (1, 0)) if s.places.binary else s.plain  # a label as two classes, with logits 0 and u
             known = not general and (s.du is None or "p" in vars(s) or "plain_losses" in vars(s))

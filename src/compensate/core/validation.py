@@ -146,7 +146,7 @@ def check_batch(s: Batch, u: Tensor) -> None:
         raise InputError(
             f"the criterion's weight has shape {tuple(weight.shape)} and the logits have {classes} classes; expected one weight for each class, ({classes},)."
         )
-    if s.learn and not torch.compiler.is_compiling() and u.is_inference():
+    if s.learn and not s.compiled and u.is_inference():
         raise InputError(
             "logits were made under torch.inference_mode(), which records no gradients for the model. Run the model of a training "
             "step outside of it, or write criterion.eval() for the plain loss."
@@ -193,7 +193,7 @@ def _check_soft_labels(s: Batch, target: Tensor, check: CheckMode) -> None:
 
 def check_losses(s: Batch) -> None:
     """Raises if a loss is not finite: logits are too large, or minus infinity for the class of a label."""
-    if s.check == "off" or torch.compiler.is_compiling():
+    if s.check == "off" or s.compiled:
         return
     total = s.loss.detach()
     total = total.sum() if total.ndim else total

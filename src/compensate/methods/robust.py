@@ -104,7 +104,7 @@ class Doubt(Statistic):
 
     def forward(self, s: Batch) -> Tensor:
         most, slope = self.line.index_select(1, label_class(s)).unbind()
-        return torch.addcmul(most, slope, self.support(s).to(most.dtype), value=-1).clamp(min=0).to(s.u.dtype)
+        return torch.addcmul(most, slope, self.support(s).to(most.dtype), value=-1).relu_().to(s.u.dtype)
 
 
 @final
@@ -121,7 +121,8 @@ class TowardMean(Block):
         """(B, C) the label compensation."""
         t = self.doubt.mean(s)
         guess = t / t.sum(-1, keepdim=True)
-        return (at(self.strength, s) * self.doubt(s))[:, None] * ((guess[:, 1:] if s.places.binary else guess) - s.y)
+        doubt = (at(self.strength, s) * self.doubt(s)).unsqueeze(1)
+        return doubt * ((guess[:, 1:] if s.places.binary else guess) - s.y)
 
 
 @final
@@ -138,7 +139,7 @@ class Agreement(Block):
     def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
         agreement = (self._mean[0](s) * distribution(s, s.p)).sum(-1)
-        delta = torch.log1p(-agreement) * (self.lam * at(self.strength, s))
+        delta = torch.log1p(-agreement) * (at(self.strength, s) * self.lam)
         return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
 
