@@ -119,6 +119,7 @@ class Batch:
         self.target = self.places.targets(target) if self.places.several else target
         self.index, self.group, self.model, self.x = index, group, model, x
         self.learn, self.meta, self.epoch, self.step = learn, meta, criterion.epoch, criterion.step
+        self.weight = criterion.weight
         self.hard = self.target.ndim == 1
         """True if targets are class numbers, false if they are distributions or several labels."""
         self.compiled = torch.compiler.is_compiling()
@@ -331,7 +332,7 @@ class Batch:
         """(B,) the summands of the equation with class weights, before the mean."""
         losses = self.l if self.dl is None else self.l + self.dl
         losses = losses if self.penalty is None else losses + self.penalty
-        losses = losses if self.criterion.weight is None else self.criterion.weighted(self, losses)
+        losses = losses if self.weight is None else self.criterion.weighted(self, losses)
         return losses if self.withheld is None else losses.masked_fill(self.withheld, 0.0)
 
     @once

@@ -382,7 +382,8 @@ class Compensated(nn.Module):
             with torch.no_grad():
                 for write in s.writes:
                     write()
-                self._step_rows(s)
+                if s.touched:
+                    self._step_rows(s)
                 for statistic in statistics:
                     if statistic.observes == "loss":
                         statistic.observe(s)
@@ -498,7 +499,7 @@ class Compensated(nn.Module):
             return s.places.back(losses)
         if self.reduction == "sum":
             return losses.sum()
-        plain = s.complete and self.weight is None and losses.numel()
+        plain = s.complete and s.weight is None and losses.numel()
         return losses.mean() if plain else losses.sum() / self.divisor(s)
 
     def divisor(self, s: Batch, *, weighted: bool = True) -> Tensor | int:

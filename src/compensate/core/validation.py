@@ -141,7 +141,7 @@ def check_batch(s: Batch, u: Tensor) -> None:
         )
     elif check != "off" and target.numel():
         _check_soft_labels(s, target, check)
-    classes, weight = s.places.labels if s.places.binary else u.shape[-1], s.criterion.weight
+    classes, weight = s.places.labels if s.places.binary else u.shape[-1], s.weight
     if weight is not None and weight.shape != (classes,):
         raise InputError(
             f"the criterion's weight has shape {tuple(weight.shape)} and the logits have {classes} classes; expected one weight for each class, ({classes},)."

@@ -104,7 +104,7 @@ class Doubt(Statistic):
 
     def forward(self, s: Batch) -> Tensor:
         most, slope = self.line.index_select(1, label_class(s)).unbind()
-        return torch.addcmul(most, slope, self.support(s).to(most.dtype), value=-1).relu_().to(s.u.dtype)
+        return torch.addcmul(most, slope, self.support(s), value=-1).relu_().to(s.u.dtype)
 
 
 @final
