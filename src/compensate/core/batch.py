@@ -172,9 +172,9 @@ class Batch:
 
     def of_label(self, values: Tensor) -> Tensor:
         """(B,) the values (B, C) of the given classes; a mean of them for soft labels."""
-        if self.hard:
-            return values.gather(1, self.labels.unsqueeze(1)).squeeze(1)
-        return (values * self.y.to(values.dtype)).sum(-1)
+        if not self.hard:
+            return (values * self.y.to(values.dtype)).sum(-1)
+        return values.gather(1, self.labels.unsqueeze(1)).squeeze(1)
 
     @property
     def progress(self) -> Tensor:

@@ -499,8 +499,7 @@ class Compensated(nn.Module):
             return s.places.back(losses)
         if self.reduction == "sum":
             return losses.sum()
-        plain = s.complete and s.weight is None and losses.numel()
-        return losses.mean() if plain else losses.sum() / self.divisor(s)
+        return losses.mean() if s.complete and s.weight is None and losses.numel() else losses.sum() / self.divisor(s)
 
     def divisor(self, s: Batch, *, weighted: bool = True) -> Tensor | int:
         """The divisor of a mean of losses: the number of valid samples or the sum of their class weights, or 1 if that is 0.

@@ -61,10 +61,7 @@ def require_true(
 
 
 def check_range(values: Tensor, size: int, check: CheckMode, message: str, ignored: int = 0, **names: str) -> bool:
-    """Raises unless values lie in 0..size-1 or are `ignored`; in "kernels" mode indexing raises instead.
-
-    True if it is known that all of them lie in that range.
-    """
+    """Whether values are known to lie in 0..size-1; raises if one lies outside and is not `ignored`, as indexing does in "kernels" mode."""
     if check in ("off", "kernels") or not values.numel():
         return False
     if check == "sync" and values.is_cpu:
