@@ -119,8 +119,11 @@ class Batch:
         self.target = self.places.targets(target) if self.places.several else target
         self.index, self.group, self.model, self.x = index, group, model, x
         self.learn, self.meta, self.epoch, self.step = learn, meta, criterion.epoch, criterion.step
+        self.weight = criterion.weight
         self.hard = self.target.ndim == 1
         """True if targets are class numbers, false if they are distributions or several labels."""
+        self.compiled = torch.compiler.is_compiling()
+        """True within a compiled graph."""
         auto: CheckMode = "sync" if is_eager_cpu(target) else "kernels"
         self.check: CheckMode = auto if criterion.check == "auto" else criterion.check
         self.touched: list[TouchedRows] = []
@@ -149,27 +152,29 @@ class Batch:
 
     @once
     def labels(self) -> Tensor:
-        """(B,) the given class of each sample; 0 if it is ignored."""
+        """(B,) the given class of each sample, 0 if it is ignored; no tensor of the caller, who may write to it later."""
         if self.places.binary:
             return (self.y[:, 0] >= 0.5).long()
         if not self.hard:
             return self.target.argmax(-1)
-        return self.target if self.complete else self.target * self.valid
+        return self.target.clone() if self.complete else self.target * self.valid
 
     @once
     def y(self) -> Tensor:
         """(B, C) the given labels as distributions; zero rows if ignored."""
         form = self.u if self._form is None else self._form  # `u` is not known yet while `dx` is inferred
         if self.hard:
-            y = form.new_zeros(len(self.labels), form.shape[-1])
-            return y.scatter_(1, self.labels[:, None], 1.0 if self.complete else self.valid[:, None].to(y))
+            y = form.new_zeros(self.labels.shape[0], form.shape[-1])
+            return y.scatter_(1, self.labels.unsqueeze(1), 1.0 if self.complete else self.valid[:, None].to(y))
         given = self.target.dtype if self.target.is_floating_point() else form.dtype
         y = self.target.to(torch.promote_types(given, form.dtype))
         return y.masked_fill(~self.valid[:, None], 0.0) if self.places.binary else y
 
     def of_label(self, values: Tensor) -> Tensor:
         """(B,) the values (B, C) of the given classes; a mean of them for soft labels."""
-        return values.gather(1, self.labels[:, None])[:, 0] if self.hard else (values * self.y.to(values.dtype)).sum(-1)
+        if not self.hard:
+            return (values * self.y.to(values.dtype)).sum(-1)
+        return values.gather(1, self.labels.unsqueeze(1)).squeeze(1)
 
     @property
     def progress(self) -> Tensor:
@@ -250,8 +255,10 @@ class Batch:
     @once
     def plain(self) -> Tensor:
         """(B, C) logits without compensation, a constant; one extra forward pass if inputs are compensated."""
+        if self._plain_inputs:
+            return self.u.detach()
         with torch.no_grad():
-            return self.u.detach() if self._plain_inputs else self.forward()
+            return self.forward()
 
     @once
     def plain_losses(self) -> Tensor:
@@ -325,7 +332,7 @@ class Batch:
         """(B,) the summands of the equation with class weights, before the mean."""
         losses = self.l if self.dl is None else self.l + self.dl
         losses = losses if self.penalty is None else losses + self.penalty
-        losses = losses if self.criterion.weight is None else self.criterion.weighted(self, losses)
+        losses = losses if self.weight is None else self.criterion.weighted(self, losses)
         return losses if self.withheld is None else losses.masked_fill(self.withheld, 0.0)
 
     @once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
@@ -127,7 +128,7 @@ class CrossEntropyWithSlope(torch.autograd.Function):
         else:
             logp = log_softmax(q)
             losses, p = F.nll_loss(logp, labels, reduction="none"), logp.exp_()
-        slope = p.scatter_(1, labels[:, None], -1.0, reduce="add")
+        slope = p.scatter_(1, labels.unsqueeze(1), -1.0, reduce="add")
         ctx.save_for_backward(u, slope, labels)
         ctx.mark_non_differentiable(slope)
         ctx.set_materialize_grads(False)
@@ -271,7 +272,7 @@ class Compensated(nn.Module):
         self.register_buffer("weight", checked_weights(weight))
         for name in ("epoch", "step", "total"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
-        self._seen, self._unlearned, self._started = 0, 0, False
+        self._since, self._started = Counter[str](), False  # samples since `end_epoch`, and steps without a meta step
         self._found: tuple[tuple[nn.Module | None, ...], list[Statistic]] = ((), [])
         self._samples = 0  # the size of the training set, if a table or a statistic knows it
         self.peers: Callable[[Tensor], Tensor] | None = None
@@ -339,7 +340,8 @@ class Compensated(nn.Module):
         """Evaluates the equation for a batch: its terms and losses, and in training the steps of rows and statistics."""
         known = self.statistics() if self.training else []
         statistics = known if s.learn else []
-        self._awaits_meta = self._awaits_meta and not s.meta
+        if s.meta:
+            self._awaits_meta = False
         if self.before_logits and self.training:
             s.forward_pass.seed = int(torch.randint(2**62, ()).item())  # one dropout mask for all passes
             self._add_terms(s, *self.before_logits)
@@ -353,7 +355,7 @@ class Compensated(nn.Module):
         try:
             for statistic in statistics:
                 if statistic.observes == "logits":
-                    if not torch.compiler.is_compiling():
+                    if not s.compiled:
                         undo.append(statistic.undo(s))
                     with torch.no_grad():
                         statistic.observe(s)
@@ -380,7 +382,8 @@ class Compensated(nn.Module):
             with torch.no_grad():
                 for write in s.writes:
                     write()
-                self._step_rows(s)
+                if s.touched:
+                    self._step_rows(s)
                 for statistic in statistics:
                     if statistic.observes == "loss":
                         statistic.observe(s)
@@ -466,7 +469,7 @@ class Compensated(nn.Module):
                 y = y + ((y.clamp(0, 1) if self.binary else ONTO[self.onto](y)) - y).detach()
         else:
             y = s.labels if s.hard else s.y
-        weight = None if self.weight is None or not weighted else self.weight.to(u.dtype)
+        weight = None if not weighted or self.weight is None else self.weight.to(u.dtype)
         by_class = weight is not None and self._weighs_classes(s, dy)
         picks = self.base is None and y.ndim == 1  # cross entropy of class numbers depends on one entry
         if q is not None and not picks:
@@ -496,7 +499,7 @@ class Compensated(nn.Module):
             return s.places.back(losses)
         if self.reduction == "sum":
             return losses.sum()
-        return losses.mean() if s.complete and self.weight is None and len(losses) else losses.sum() / self.divisor(s)
+        return losses.mean() if s.complete and s.weight is None and losses.numel() else losses.sum() / self.divisor(s)
 
     def divisor(self, s: Batch, *, weighted: bool = True) -> Tensor | int:
         """The divisor of a mean of losses: the number of valid samples or the sum of their class weights, or 1 if that is 0.
@@ -602,21 +605,22 @@ class Compensated(nn.Module):
     def _count_step(self, s: Batch, statistics: list[Statistic]) -> None:
         """Counts the step, and warns of calls that are missing in the training loop."""
         global _warned
-        self.step.add_(1)
-        if torch.compiler.is_compiling():
+        s.step.add_(1)
+        if s.compiled:
             return
-        rolling = [*filter(attrgetter("rolls"), statistics)]
-        if rolling:
-            before, self._seen = self._seen, self._seen + s.places.visits
-            if self._samples > 0 and before <= 1.5 * self._samples < self._seen:
+        rolling = next(filter(attrgetter("rolls"), statistics), None)
+        if rolling is not None:
+            before = self._since["epoch"]
+            seen = self._since["epoch"] = before + s.places.visits
+            if self._samples > 0 and before <= 1.5 * self._samples < seen:
                 warnings.warn(
-                    f"{type(rolling[0]).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
-                    f"for {self._seen} samples of a set of {self._samples}. Call it after each epoch.",
+                    f"{type(rolling).__name__} is renewed once an epoch, but criterion.end_epoch() has not been called "
+                    f"for {seen} samples of a set of {self._samples}. Call it after each epoch.",
                     stacklevel=2,
                 )
         if self._awaits_meta:
-            self._unlearned += 1
-            if self._unlearned == PATIENCE:
+            self._since["meta"] += 1
+            if self._since["meta"] == PATIENCE:
                 warnings.warn(
                     f"A table of this criterion is learned by meta steps, but {PATIENCE} training steps have passed without one, so it "
                     "stays as it is. Call compensate.meta_step(criterion, model, batch, clean, lr=...) before each step.",
@@ -658,7 +662,7 @@ class Compensated(nn.Module):
             for statistic in self.statistics():
                 statistic.end_epoch()
         self.epoch += 1
-        self._seen = 0
+        self._since["epoch"] = 0
 
     # --- contents ---------------------------------------------------------------------------------------------
 
@@ -668,11 +672,12 @@ class Compensated(nn.Module):
 
     def statistics(self) -> list[Statistic]:
         """All statistics, those inside terms included; cached until a module of the criterion is replaced."""
-        if torch.compiler.is_compiling() and self._found[0]:  # a graph would guard every module that it walks through
+        if torch.compiler.is_compiling():
+            if not self._found[0]:
+                return [module for module in self.modules() if isinstance(module, Statistic)]
+            # A graph would guard every module that it walks through.
             found = [statistic for statistic in self._found[1] if not isinstance(statistic, Evidence)]
             return found if self.record is None else [*found, self.record]
-        if torch.compiler.is_compiling():
-            return [module for module in self.modules() if isinstance(module, Statistic)]
         children = (*self._modules.values(),)
         if self._found[0] != children:
             self._found = children, [module for module in self.modules() if isinstance(module, Statistic)]

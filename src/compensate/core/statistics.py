@@ -50,6 +50,8 @@ class Statistic(nn.Module):
     reader: ClassVar[str] = "a statistic of this criterion"
     """Its name in error messages."""
 
+    _buffer: Any = ()
+
     def __init__(self) -> None:
         super().__init__()
         self.num_samples: int | None = None
@@ -62,8 +64,7 @@ class Statistic(nn.Module):
         self.first_row = 0
         """The sample of the first row, nonzero if several processes share the rows."""
         self.merges: dict[str, Merge] = {}
-        self._buffer: list[tuple[Tensor, ...]] = []
-        self._buffered = 0
+        self._buffer = []
 
     def track(self, name: str, start: Tensor, *, merge: Merge) -> Tensor:
         """Adds a buffer, which it returns, and declares how its copies merge. A process may hold a part of the rows; see `holding_rows`."""
@@ -104,13 +105,12 @@ class Statistic(nn.Module):
 
     def collect(self, s: Batch, *columns: Tensor) -> None:
         """Passes columns (B,) of the batch, which are not written to later, to `add`; small batches are buffered to amortize call overhead."""
-        if not s.complete or torch.compiler.is_compiling():
+        if s.compiled or not s.complete:
             self.flush()
             self.add(s.valid, *columns)
             return
         self._buffer.append(columns)
-        self._buffered += len(columns) * len(columns[0])
-        if self._buffered > BUFFER:
+        if len(self._buffer) * len(columns) * columns[0].numel() > BUFFER:
             self.flush()
 
     def add(self, valid: Tensor | None, *columns: Tensor) -> None:
@@ -121,13 +121,14 @@ class Statistic(nn.Module):
     def flush(self) -> None:
         """Adds the buffered columns; every access to buffers that change within an epoch does so first."""
         if self._buffer:
-            buffered, self._buffer, self._buffered = self._buffer, [], 0
+            buffered, self._buffer = self._buffer, []
             self.add(None, *map(torch.cat, zip(*buffered, strict=True)))
 
     def __getattr__(self, name: str) -> Any:
-        if self.__dict__.get("_buffer") and self.merges.get(name, "same") != "same":
+        if self._buffer and self.merges.get(name, "same") != "same":
             self.flush()
-        return super().__getattr__(name)
+        found = self._buffers.get(name)
+        return super().__getattr__(name) if found is None else found
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Any:
         """As of every module, with buffered columns added."""
@@ -290,7 +291,6 @@ class Evidence(Statistic):
         self.visits = self.track("visits", torch.zeros(num_samples, dtype=torch.int16 if lean else None), merge="rows")
         self.votes = self.track("votes", torch.zeros(num_samples, dtype=torch.float16 if lean else None), merge="rows")
         self.guess = self.track("guess", torch.zeros(num_samples, dtype=whole), merge="rows")
-        self._buffer: list[Visits] = []  # type: ignore[assignment]
         self._indices: list[Tensor] = []  # of the buffered batches, as the caller gave them
 
     def observe(self, s: Batch) -> None:
@@ -300,10 +300,10 @@ class Evidence(Statistic):
             seen = s.valid & (s.epoch >= self.skip) if self.skip else s.valid
             labels = labels.masked_fill(~seen, -1)
         labels = labels if s.withheld is None else labels.masked_fill(s.withheld, -1)
-        du = s.u.new_zeros(len(s.u), 1) if s.du is None else s.du
+        du = s.u.new_zeros(s.u.shape[0], 1) if s.du is None else s.du
         du = du if s.du is None or du.shape == s.u.shape else du.expand_as(s.u)
         general = not s.hard or s.criterion.base is not None or s.places.several
-        if general or s.plain.numel() > BUFFER // 2 or torch.compiler.is_compiling():
+        if general or s.plain.numel() > BUFFER // 2 or s.compiled:
             self.flush()
             u = F.pad(s.plain, (1, 0)) if s.places.binary else s.plain  # a label as two classes, with logits 0 and u
             known = not general and (s.du is None or "p" in vars(s) or "plain_losses" in vars(s))
@@ -311,21 +311,19 @@ class Evidence(Statistic):
             self._add(Visits(index, u, labels, du), [len(index)], losses, s if general else None)
             return
         first = self._buffer[0] if self._buffer else None
-        if first is not None and (first.u.shape[1:], first.du.shape[1:]) != (s.plain.shape[1:], du.shape[1:]):
+        if first is not None and (first.u.shape[1], first.du.shape[1]) != (s.plain.shape[1], du.shape[1]):
             self.flush()
-        self._buffered += s.plain.numel()
-        # The caller may reuse its tensors.
-        index, labels = index.clone() if index is s.index else index, labels.clone() if labels is s.target else labels
+        index = index.clone() if index is s.index else index  # the caller may reuse its tensors
         self._buffer.append(Visits(index, s.plain.clone(), labels, du if s.du is None else du.clone()))
         self._indices.append(self._buffer[-1].rows if s.index is None or index.is_cpu else s.index.clone())
-        if self._buffered > BUFFER:
+        if len(self._buffer) * s.plain.numel() > BUFFER:
             self.flush()
 
     @torch.no_grad()
     def flush(self) -> None:
         """Adds the buffered visits to the record."""
         if self._buffer:
-            buffered, self._buffer, self._buffered = self._buffer, [], 0
+            buffered, self._buffer = self._buffer, []
             indices, self._indices = torch.cat(self._indices), []
             visits = Visits(*(torch.cat(part) for part in zip(*buffered, strict=True)))
             # The vote depends on the order of visits: batches vote one by one, unless it is known that no sample comes twice.

@@ -45,8 +45,9 @@ class RunningMean(Statistic):
 
     def observe(self, s: Batch) -> None:
         """Keeps the means of the batch."""
-        index, moved = self.index(s), self(s).to(self.rows.dtype)
-        self.rows.index_copy_(0, index, moved if s.complete else torch.where(s.valid[:, None], moved, self.rows[index]))
+        rows, index = self.rows, self.index(s)
+        moved = self(s).to(rows.dtype)
+        rows.index_copy_(0, index, moved if s.complete else torch.where(s.valid[:, None], moved, rows[index]))
 
     def forward(self, s: Batch) -> Tensor:
         """The means with the predictions of this batch."""
@@ -86,11 +87,11 @@ class Doubt(Statistic):
 
     def observe(self, s: Batch) -> None:
         """Adds the support of the labels of the batch."""
-        self.collect(s, self.support(s).to(self.line.dtype), label_class(s).clone())
+        self.collect(s, self.support(s), label_class(s))
 
     def add(self, valid: Tensor | None, *columns: Tensor) -> None:
         """Adds the support (n,) of labels (n,)."""
-        support, labels = columns
+        support, labels = columns[0].to(self.sums.dtype), columns[1]
         counted = torch.ones_like(support) if valid is None else valid.to(support.dtype)
         self.sums.index_add_(1, labels, torch.stack([support * counted, counted]))
 
@@ -102,8 +103,8 @@ class Doubt(Statistic):
         self.sums.zero_()
 
     def forward(self, s: Batch) -> Tensor:
-        most, slope = self.line.index_select(1, label_class(s))
-        return torch.addcmul(most, slope, self.support(s).to(most.dtype), value=-1).clamp(min=0).to(s.u.dtype)
+        most, slope = self.line.index_select(1, label_class(s)).unbind()
+        return torch.addcmul(most, slope, self.support(s), value=-1).relu_().to(s.u.dtype)
 
 
 @final
@@ -120,7 +121,8 @@ class TowardMean(Block):
         """(B, C) the label compensation."""
         t = self.doubt.mean(s)
         guess = t / t.sum(-1, keepdim=True)
-        return (at(self.strength, s) * self.doubt(s))[:, None] * ((guess[:, 1:] if s.places.binary else guess) - s.y)
+        doubt = (at(self.strength, s) * self.doubt(s)).unsqueeze(1)
+        return doubt * ((guess[:, 1:] if s.places.binary else guess) - s.y)
 
 
 @final
@@ -137,7 +139,7 @@ class Agreement(Block):
     def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
         agreement = (self._mean[0](s) * distribution(s, s.p)).sum(-1)
-        delta = torch.log1p(-agreement) * (self.lam * at(self.strength, s))
+        delta = torch.log1p(-agreement) * (at(self.strength, s) * self.lam)
         return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
 

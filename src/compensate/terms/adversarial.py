@@ -166,12 +166,11 @@ class Pull(nn.Module):
         self.eta = eta
 
     def forward(self, s: Batch) -> Tensor:
-        step = rowwise(torch.as_tensor(at(self.eta, s)).to(s.u), s.u)
-        step = step * s.active[:, None] if s.gate is not None or not s.complete else step.expand(len(s.u), 1)
+        step = (s.active.unsqueeze(1) * rowwise(at(self.eta, s), s.u)).to(s.u.dtype)
         if not s.hard:
             return step * (s.y - s.p.detach())
         # Without an array of labels: large batches have many classes.
-        return (s.p.detach() * -step).scatter_add_(1, s.labels[:, None], step)
+        return (s.p.detach() * -step).scatter_add_(1, s.labels.unsqueeze(1), step)
 
     def extra_repr(self) -> str:
         return "" if isinstance(self.eta, nn.Module) else f"eta={self.eta}"

@@ -174,8 +174,8 @@ class Top(Statistic):
                 known = self.last.isfinite()
                 now = torch.where(known.any(), _kth_largest(self.last, known, pro), now)
             return now.clamp(min=self.floor) if self.floor else now
-        past = self.last[self.last.isfinite()] if self.over == "epoch" else pool[:0]
-        pool = past if len(past) else gather(pool if s.complete else pool[s.valid])
+        past = self.last[self.last.isfinite()] if self.over == "epoch" else None
+        pool = gather(pool if s.complete else pool[s.valid]) if past is None or not len(past) else past
         losses = pool.numpy() if pool.dtype in (torch.float32, torch.float64) else pool.double().numpy()
         k = int(pro * losses.size / 100)
         return max(float(np.partition(losses, -k)[-k]), self.floor) if k else math.inf

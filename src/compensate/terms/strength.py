@@ -112,11 +112,11 @@ class Strength(Statistic):
         """Adds the probabilities of the given labels."""
         p = s.p.detach()
         given = (p * s.y + (1 - p) * (1 - s.y))[:, 0] if s.places.binary else s.of_label(p)
-        self.collect(s, given.to(self.value.dtype), s.labels.clone(), self.chosen(s))
+        self.collect(s, given, s.labels, self.chosen(s))
 
     def add(self, valid: Tensor | None, *columns: Tensor) -> None:
         """Adds probabilities (n,) of labels (n,) of samples that are withheld where `chosen` (n,)."""
-        given, labels, chosen = columns
+        given, labels, chosen = columns[0].to(self.sums.dtype), *columns[1:]
         given = given if valid is None else torch.where(valid, given, 0.0)
         counted = torch.ones_like(given) if valid is None else valid.to(given.dtype)
         moments = torch.stack([counted, given, given.square()], -1)
