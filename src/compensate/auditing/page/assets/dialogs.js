@@ -35,7 +35,7 @@ function helpDialog() {
   dialog(
     "Keys",
     el("dl", { class: "keys" }, rows.map(([keys, what]) => el("div", null, el("dt", null, keys.map((k) => (k === "–" ? " – " : el("kbd", null, k)))), el("dd", null, what)))),
-    el("p", { class: "muted" }, "A decision moves on by itself. ", served ? "Everything is saved in the folder of the run as you decide, and other tabs see it." : "Everything is kept in this browser, for this file, until you clear it."),
+    el("p", { class: "muted" }, "Each decision opens the next row. ", served ? "Everything is saved in the folder of the run as you decide, and other tabs see it." : "Everything is kept in this browser, for this file, until you clear it."),
     el("div", { class: "actions" }, clearButton()),
   );
 }
