@@ -193,7 +193,9 @@ def test_the_page_of_a_sample_hides_the_label_and_states_the_share(
     tab.wait_for_selector(".look .stage > *")
     assert tab.inner_text("h1") == "Which label is right?"
     assert "looks wrong" not in tab.inner_text("body")
-    assert re.fullmatch(r"row \d+", tab.inner_text(".place")), "an id, such as a path in a class folder, may name the label"
+    assert re.fullmatch(r"row \d+", tab.inner_text(".place")), (
+        "an id, such as a path in a class folder, may name the label"
+    )
     assert review.sample is not None
     for i in review.sample.index[:60].tolist():
         tab.keyboard.press("12"[i % 2])
