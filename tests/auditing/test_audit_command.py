@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import compensate
 import experiments.data  # noqa: F401  reads pickled labels
+from compensate.auditing.page import command
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read
 from compensate.cli import app
@@ -154,6 +155,7 @@ def test_embeddings_and_probabilities(tmp_path, monkeypatch):
         run("audit", *arguments, "--out", out)
         suspects = pd.read_csv(out / "suspects.csv")
         assert (suspects.head(15)["index"] < 20).mean() > 0.7
+        assert command(Audit.load(out)) == "", "arrays are not written back"
     with pytest.raises(InputError, match="needs the labels too"):
         run("audit", "--probs", "p.npy")
 
