@@ -79,7 +79,7 @@ def test_a_table_from_audit_to_corrected_file(table, tmp_path):
     changed = np.flatnonzero(pd.read_csv("sure.csv", keep_default_na=False)["target"] != frame["target"])
     assert sorted(changed) == sorted(sure["index"])
     for asked, refused in (
-        (("corrections.csv", "-o", "fixed.csv"), "there already"), ((folder,), r"--accept 0\.9"),
+        (("corrections.csv", "-o", "fixed.csv"), "exists already"), ((folder,), r"--accept 0\.9"),
         (("fixed.csv", "--accept", 0.9), "not the folder of one"), ((folder, "--accept", 90, "-o", "other.csv"), "not a probability"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=refused):
