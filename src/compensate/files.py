@@ -304,11 +304,11 @@ def decode(content: bytes, where: str | Path, encoding: str = "utf-8") -> str:
         elif b"\0" in content and not marked:
             remedy = "It has zero bytes, which a text file does not have: check its name."
         else:
-            option = 'encoding="{0}" (--encoding {0} on the command line)'.format("utf-16" if marked else "latin-1")
+            option = 'encoding="{0}" (--encoding {0} on the command line)'.format("utf-16" if marked else "cp1252")
             remedy = f"Save it as UTF-8, or name its encoding, for example {option}."
         raise InputError(f"{held} {remedy}") from error
     except LookupError as error:
-        raise InputError(f'unknown encoding "{encoding}"; write for example "utf-8" or "latin-1".') from error
+        raise InputError(f'unknown encoding "{encoding}"; write for example "utf-8" or "cp1252".') from error
 
 
 def read_text(path: str | Path, encoding: str = "utf-8") -> str:

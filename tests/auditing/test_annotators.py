@@ -227,5 +227,5 @@ def test_an_audit_of_two_labels_takes_them_for_annotators(tmp_path: Path, confid
 
 def test_the_command_asks_where_the_votes_are(tmp_path: Path):
     (tmp_path / "votes.csv").write_text("a,b\nx,y\n")
-    with pytest.raises(InputError, match="expected where the votes are"):
+    with pytest.raises(InputError, match="say where the votes are"):
         run("consensus", tmp_path / "votes.csv")

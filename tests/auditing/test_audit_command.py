@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import compensate
 import experiments.data  # noqa: F401  reads pickled labels
+from compensate.auditing.page import command
 from compensate.auditing.result import Audit
 from compensate.auditing.source import read
 from compensate.cli import app
@@ -78,7 +79,7 @@ def test_a_table_from_audit_to_corrected_file(table, tmp_path):
     changed = np.flatnonzero(pd.read_csv("sure.csv", keep_default_na=False)["target"] != frame["target"])
     assert sorted(changed) == sorted(sure["index"])
     for asked, refused in (
-        (("corrections.csv", "-o", "fixed.csv"), "there already"), ((folder,), r"--accept 0\.9"),
+        (("corrections.csv", "-o", "fixed.csv"), "exists already"), ((folder,), r"--accept 0\.9"),
         (("fixed.csv", "--accept", 0.9), "not the folder of one"), ((folder, "--accept", 90, "-o", "other.csv"), "not a probability"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=refused):
@@ -154,6 +155,7 @@ def test_embeddings_and_probabilities(tmp_path, monkeypatch):
         run("audit", *arguments, "--out", out)
         suspects = pd.read_csv(out / "suspects.csv")
         assert (suspects.head(15)["index"] < 20).mean() > 0.7
+        assert command(Audit.load(out)) == "", "arrays are not written back"
     with pytest.raises(InputError, match="needs the labels too"):
         run("audit", "--probs", "p.npy")
 

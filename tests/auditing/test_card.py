@@ -38,7 +38,7 @@ def test_a_card_round_trips_through_the_form_of_the_hub(audited: Path) -> None:
         "60 labels of my\\_points.csv",
         f"about {rate.value:.1%}",
         "3 one at a time, by 2 people",
-        "1 changed, 1 dropped",
+        "1 changed, 1 kept, 1 dropped",
     ):
         assert said in card.text
 

@@ -132,7 +132,7 @@ def test_apply_keeps_mark_line_ends_quotes_and_blanks(tmp_path: Path) -> None:
         b'\xef\xbb\xbfid,text,label\r\n7,meow,cat\r\n8,woof, dog\r\n9,"a, b","bird"\r\n10,hm,cat\r\n'
     )
     before = path.read_bytes()
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="exists already"):
         apply_corrections(path, decided, path)
     assert path.read_bytes() == before
     apply_corrections(path, decided, path, force=True)

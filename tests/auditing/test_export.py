@@ -355,8 +355,8 @@ def test_a_run_is_exported_and_its_decisions_applied(tmp_path: Path, monkeypatch
     assert len(pd.read_csv("issues.csv")) == 60
     assert len(json.loads(Path("tasks.json").read_text())) == len(tasks)
     for tool, out, said in (
-        ("cleanlab", "a.json", r"what cleanlab reads is a \.csv file"), ("argilla", "a.csv", r"write: -o a\.json"),
-        ("argilla", "tasks.json", "there already"), ("fiftyon", "f.json", 'did you mean "fiftyone"'),
+        ("cleanlab", "a.json", r"cleanlab reads a \.csv file"), ("argilla", "a.csv", r"write: -o a\.json"),
+        ("argilla", "tasks.json", "exists already"), ("fiftyon", "f.json", 'did you mean "fiftyone"'),
     ):  # fmt: skip
         with pytest.raises(InputError, match=said):
             run("export", "run", "--to", tool, "-o", out)

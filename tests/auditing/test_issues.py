@@ -302,7 +302,7 @@ def test_everything_planted_in_a_file_is_found(audited: Audit) -> None:
     assert of(issues, "missing_values")["column"].tolist() == ["note"]
     assert issues["issue"].iloc[0] == "conflicting_duplicate"
     assert summary(issues).startswith(
-        "2 equal and 2 similar rows, 2 of them with different labels; 1 column that tells the label; 1 identifier column"
+        "2 equal and 2 similar rows, 2 of them with different labels; 1 column that reveals the label; 1 identifier column"
     )
 
 
@@ -434,7 +434,7 @@ def test_the_third_view_shows_both_rows_of_a_pair(audited: Audit, open_page: Any
     assert first.locator(".issue-row").count() == 1, "a pair is shown once"
     assert first.locator(".issue-side").all_inner_texts()[0].startswith("row 10 k0010 a")
     assert first.locator(".issue-side").all_inner_texts()[1].startswith("row 50 k0050 b")
-    assert "column that tells the label" in tab.locator("#view-issues").inner_text()
+    assert "column that reveals the label" in tab.locator("#view-issues").inner_text()
     tab.get_by_role("link", name="Review", exact=True).click()
     assert tab.locator("#view-issues").is_hidden()
     assert tab.locator("#view-review").is_visible()
@@ -445,7 +445,7 @@ def test_a_page_without_issues_has_two_views_and_one_with_none_says_so(audited: 
     assert tab.locator("nav a").all_inner_texts() == ["Overview", "Review"]
     assert tab.locator("#view-overview").is_visible()
     tab = open_page(page_of(replace(audited, found_issues=audited.issues[:0])), "issues")
-    assert "Nothing else stands out" in tab.locator("#view-issues").inner_text()
+    assert "No other issues" in tab.locator("#view-issues").inner_text()
 
 
 def test_what_rows_hold_is_shown_and_not_obeyed(tmp_path: Path, open_page: Any) -> None:

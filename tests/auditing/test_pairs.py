@@ -371,7 +371,7 @@ def test_keys_within_a_cell_are_no_columns(tmp_path: Path) -> None:
         for k in range(60)
     ]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.warns(UserWarning, match="meta hold lists"):
+    with pytest.warns(UserWarning, match="meta hold lists or objects"):
         assert audit(tmp_path / "t.jsonl", encoder="none").classes == ("n", "p")
 
 

@@ -138,7 +138,7 @@ def test_wrong_labels_are_found_and_corrected_in_every_format(form: Format, tmp_
         lines = zip(*(file.read_bytes().split(b"\n") for file in (path, done.path)), strict=True)
         assert sum(old != new for old, new in lines) == 3
     assert digest_source(path) == digest, "the audited data is as it was"
-    with pytest.raises(InputError, match="there already"):
+    with pytest.raises(InputError, match="exists already"):
         apply_corrections(path, decided)
     apply_corrections(path, decided, done.path, force=True)
     again = apply_corrections(done.path, decided, tmp_path / f"again-{form.name}", rematch=True)

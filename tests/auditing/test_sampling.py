@@ -120,6 +120,7 @@ def run(tmp_path: Path) -> Path:
     given = np.where(np.arange(200) % 10 == 3, 1 - kind, kind)
     points = rng.normal(size=(200, 2)) + 4 * kind[:, None]
     frame = pd.DataFrame(points.round(3), columns=["a", "b"]).assign(kind=np.array(["cat", "dog"])[given])
+    frame["id"] = [f"{kind}-{number}" for number, kind in enumerate(frame["kind"])]
     frame.to_csv(tmp_path / "points.csv", index=False)
     commands.run("audit", tmp_path / "points.csv", "--label", "kind", "--out", tmp_path / "run")
     return tmp_path / "run"
@@ -192,6 +193,9 @@ def test_the_page_of_a_sample_hides_the_label_and_states_the_share(
     tab.wait_for_selector(".look .stage > *")
     assert tab.inner_text("h1") == "Which label is right?"
     assert "looks wrong" not in tab.inner_text("body")
+    assert re.fullmatch(r"row \d+", tab.inner_text(".place")), (
+        "an id, such as a path in a class folder, may name the label"
+    )
     assert review.sample is not None
     for i in review.sample.index[:60].tolist():
         tab.keyboard.press("12"[i % 2])

@@ -431,6 +431,12 @@ def test_names_of_people_do_not_make_a_table_a_text():
     assert from_frame(table[["who", "pay", "label"]], "t").train.source.kind == "text"
 
 
+def test_sentences_that_occur_several_times_are_the_text():
+    said = [f"the room number {i} was clean and quiet" for i in range(40)]
+    table = pd.DataFrame({"said": np.repeat(said, 3), "by": ["ann", "bob", "eve"] * 40, "label": ["a", "b"] * 60})
+    assert from_frame(table, "t").train.source.kind == "text"
+
+
 @pytest.mark.parametrize(
     ("kind", "ratio"), [("exponential", 10), ("exponential", 100), ("step", 20), ("exponential", 1)]
 )

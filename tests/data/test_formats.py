@@ -238,7 +238,7 @@ def test_semicolons_quotes_and_marks(tmp_path):
         (b"PK\x03\x04\xff\xfe", {}, "Excel workbook"),
         (b"a,label\n1,x\n2,y\n", {"color": 1}, "color"),
         (b"text,label\n\xff\x00\x01\x02", {}, "zero bytes, which a text file does not have"),
-        ("text,label\n\xe9,b\n".encode("latin-1"), {}, "--encoding latin-1"),
+        ("text,label\n\xe9,b\n".encode("latin-1"), {}, "--encoding cp1252"),
     ],
 )
 def test_table_damage(tmp_path, content, options, hint):
@@ -331,7 +331,7 @@ def test_labels_that_are_lists_are_refused_and_other_lists_are_left_out(tmp_path
         load(frame.assign(label=["x", "y"] * 10), label="tags")
     with pytest.raises(InputError, match=r'column "label" of .* holds lists'):
         load(frame.assign(label=[1, ["x"]] * 10))
-    with pytest.warns(UserWarning, match="the columns tags hold lists, which are not used"):
+    with pytest.warns(UserWarning, match="the columns tags hold lists or objects, which are not used"):
         data = load(frame.assign(label=["x", "y"] * 10)).train
     assert data.x.shape == (20, 1)
 
@@ -465,8 +465,13 @@ def test_lists_beside_columns_that_could_be_the_label_do_not_stop_the_reader(tmp
     names = ("one", "two", "three")
     rows = [{"notes": ["a", "b"], **{name: "abc"[rng.integers(3)] for name in names}} for _ in range(60)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    with pytest.warns(UserWarning, match="notes"), pytest.raises(InputError, match="could be any of 3 columns"):
+    with (
+        pytest.warns(UserWarning, match="notes"),
+        pytest.raises(InputError, match="could be any of 3 columns") as error,
+    ):
         audited(path, None, None, {})
+    assert "The columns notes hold lists or objects, which are not read" in str(error.value)
+    assert "labels of one annotator: compensate consensus" in str(error.value)
 
 
 # JSON lists and exports of annotation tools

@@ -506,8 +506,8 @@ def open_labels(data: Path, label: str | None, encoding: str = "utf-8", delimite
     kind = table_format(data)
     if not files and kind not in (*TEXTS, *LINES, *EXCEL, *PARQUET):
         raise InputError(
-            f"{data} is neither a CSV, TSV, JSONL, Excel or Parquet file nor a folder of images or of a saved data set; nothing is "
-            "written."
+            f"{data} is neither a CSV, TSV, JSONL, Excel or Parquet file nor a folder of images or of a saved data set, and is not "
+            "written back. In Python, compensate.Audit.load(RUN).apply(RUN) returns the corrected labels."
         )
     frame = read_frame(data, encoding=encoding, delimiter=delimiter)
     frame.columns = [str(name) for name in frame.columns]
@@ -650,6 +650,6 @@ def check_place(data: Path, out: Path, force: bool, folder: bool) -> None:
     else:
         check_regular(out)
     if out.exists() and not force:
-        raise InputError(f"{out} is there already; name another file, or overwrite it with force=True (--force).")
+        raise InputError(f"{out} exists already; name another file, or overwrite it with force=True (--force).")
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent} to write {out.name} to; make it first.")

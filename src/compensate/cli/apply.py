@@ -186,10 +186,10 @@ def export(
     ending = ".csv" if to == "cleanlab" else ".json"
     if out.suffix.lower() not in ("", ending):
         raise InputError(
-            f"what {to} reads is a {ending} file, and {out} has another ending; write: -o {out.with_suffix(ending)}."
+            f"{to} reads a {ending} file, and {out} has another ending; write: -o {out.with_suffix(ending)}."
         )
     if out.exists() and not force:
-        raise InputError(f"{out} is there already; name another file, or overwrite it with --force.")
+        raise InputError(f"{out} exists already; name another file, or overwrite it with --force.")
     found = reopen(run)
     if to == "cleanlab":
         issues = found.to_cleanlab()["issues"]

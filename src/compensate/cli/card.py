@@ -80,7 +80,12 @@ def count_decisions(journal: Journal) -> tuple[dict[str, int], dict[str, int]]:
     imported, bulk = (sum(event.tab == CORRECTIONS for event in latest), sum(event.how == BULK for event in latest))
     made = Counter(event.made.decision for event in latest)
     ways = {"one at a time": len(latest) - imported - bulk, "in bulk": bulk, "in an earlier audit or a file": imported}
-    names = {"drop": "dropped", "unclear": "marked as unclear", "wrong": "known to be wrong and not corrected"}
+    names = {
+        "reject": "kept",
+        "drop": "dropped",
+        "unclear": "marked as unclear",
+        "wrong": "known to be wrong and not corrected",
+    }
     effects = {"changed": sum(event.made.changes for event in latest)}
     return ways, effects | {said: made[name] for name, said in names.items()}
 

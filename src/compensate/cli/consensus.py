@@ -64,7 +64,7 @@ def consensus(
         items, votes = long_votes(frame, item, annotator, label or "label")
     else:
         raise InputError(
-            "expected where the votes are: --annotators ann,bob,eve (a column each), or --item ID --annotator NAME --label LABEL (a row each)."
+            "say where the votes are: --annotators ann,bob,eve (a column each), or --item ID --annotator NAME --label LABEL (a row each)."
         )
     folder = out or Path("runs") / f"{data.name.split('.')[0]}-consensus"
     check_run_folder(folder)

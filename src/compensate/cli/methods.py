@@ -6,7 +6,7 @@ import copy
 import inspect
 import re
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -76,7 +76,16 @@ def measured_change(row: Method) -> Change:
     y[: BATCH // 8] = (y[: BATCH // 8] + 1) % 10
     batch, clean = (x[:BATCH], y[:BATCH], torch.arange(BATCH)), (x[BATCH:], y[BATCH:])
     counts = y[:BATCH].bincount(minlength=10).tolist()
-    sizes = {"num_samples": BATCH, "num_classes": 10, "class_counts": counts, "feature_dim": 32, "feature_shape": (64,)}
+    sizes: dict[str, Any] = {
+        "num_samples": BATCH,
+        "num_classes": 10,
+        "class_counts": counts,
+        "feature_dim": 32,
+        "feature_shape": (64,),
+    }
+    strength = inspect.signature(row.build).parameters.get("strength")
+    if strength is not None and strength.default == "auto":
+        sizes["strength"] = 1.0  # a batch is too small to measure a strength
     signs, changes = torch.zeros(BATCH), torch.zeros(BATCH)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -122,6 +122,9 @@ def decide_label(
         binary = tuple(n for n in names if {v.strip() for v in _values(frame[n], 5)} == {"0", "1"})
         if len(binary) >= MIN_LABEL_COLUMNS and set(unclear.candidates) <= set(binary):
             return LabelChoice(binary, "columns", unclear)
+        if lists:
+            unread = f"The columns {', '.join(lists)} hold lists or objects, which are not read: move their fields to columns of their own."
+            unclear = UnclearLabel(f"{unclear} {unread}", unclear.candidates)
         return LabelChoice((), "unclear", unclear)
     if label is None:
         known = {column, *text_columns(text, names)}
@@ -169,7 +172,9 @@ def choose_label(frame: pd.DataFrame, label: str | None, where: str, text: str |
         shown.append(f"{name} ({counts[name]} values: {values}{', ...' if counts[name] > 3 else ''})")
     found = f"any of {len(ranked)} columns: {'; '.join(shown)}{' ...' if len(ranked) > 8 else ''}"
     option = f'label="{ranked[0]}" (--label {ranked[0]} on the command line)'
-    raise UnclearLabel(f"the label of {where} could be {found}. Say which: {option}.", ranked)
+    votes = " If each holds the labels of one annotator: compensate consensus --annotators."
+    alike = all(_values(frame[name]) == _values(frame[ranked[0]]) for name in ranked)
+    raise UnclearLabel(f"the label of {where} could be {found}. Say which: {option}.{votes * alike}", ranked)
 
 
 def find_label(frame: pd.DataFrame, text: str | None = None) -> list[str]:
@@ -209,7 +214,9 @@ def choose_text(frame: pd.DataFrame, text: str | None, where: str, label: str | 
     for name in (n for n in names if n != label and n.strip().lower() not in LABEL_NAMES):
         values = [str(v) for v in sample[name] if not is_missing(v)]
         words[name] = median_words(values)
-        distinct = len(set(values)) > len(values) / 2
+        distinct = len(set(values)) > len(values) / (
+            20 if words[name] >= MIN_WORDS else 2
+        )  # sentences may occur several times
         if words[name] >= TEXT_WORDS and distinct and not are_lists(v.strip() for v in values):
             lengths[name] = np.mean([len(v) for v in values])
     text = max(lengths, key=lengths.__getitem__, default=None)

@@ -234,7 +234,9 @@ def from_frame(
             problem = f"{where} holds lists in every column ({', '.join(nested)[:80]}), and lists are not read"
             expected = 'a text or features, and a label, in each row, such as {"text": "...", "label": "..."}'
             raise InputError(f"{problem}. Expected {expected}.")
-        warnings.warn(f"{where}: the columns {', '.join(nested)} hold lists, which are not used.", stacklevel=3)
+        warnings.warn(
+            f"{where}: the columns {', '.join(nested)} hold lists or objects, which are not used.", stacklevel=3
+        )
     label = choice.column
     cells = frame[label].to_numpy(object)
     missing_texts = missing_labels(cells, missing, classes)

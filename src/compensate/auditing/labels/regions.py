@@ -207,7 +207,7 @@ class Masks(NeighboringLabels):
     def check_output(data: Path, out: Path, force: bool) -> None:
         top, _ = _mask_files(data)
         if out.exists() and not (force and out.is_dir()):
-            raise InputError(f"{out} is there already; name another folder, or overwrite it with force=True (--force).")
+            raise InputError(f"{out} exists already; name another folder, or overwrite it with force=True (--force).")
         if out.absolute() in (top.absolute(), *top.absolute().parents):
             raise InputError(f"{out} holds the masks themselves; name another folder.")
 

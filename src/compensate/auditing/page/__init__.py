@@ -287,7 +287,7 @@ def page_of(audit: Audit, sample: Ints | None = None) -> dict[str, Any]:
 def command(audit: Audit) -> str:
     """The command that applies corrections.csv; empty for an audit of arrays."""
     source = str(audit.source.path)
-    if not source:
+    if not source or source.endswith((".npy", ".npz")):
         return ""
     fixed = audit.label_kind.fixed_name(Path(source)).name
     given = {"label": str(audit.source.label)} if audit.source.label_given else {}

@@ -168,5 +168,5 @@ function nameOf(index, id, part = "") {
   if (form === "tokens") return `token ${count(Number(first))} · ${plainText(id, 80)}`;
   if (form === "pair") return `row ${count(Number(first))}`;
   if (form === "region") return plainText(id, 80);
-  return id === "" ? `row ${count(index)}` : `row ${count(index)} · ${plainText(id, 80)}`;
+  return id === "" || id === String(index) ? `row ${count(index)}` : `row ${count(index)} · ${plainText(id, 80)}`;
 }

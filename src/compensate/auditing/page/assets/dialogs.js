@@ -35,7 +35,7 @@ function helpDialog() {
   dialog(
     "Keys",
     el("dl", { class: "keys" }, rows.map(([keys, what]) => el("div", null, el("dt", null, keys.map((k) => (k === "–" ? " – " : el("kbd", null, k)))), el("dd", null, what)))),
-    el("p", { class: "muted" }, "A decision moves on by itself. ", served ? "Everything is saved in the folder of the run as you decide, and other tabs see it." : "Everything is kept in this browser, for this file, until you clear it."),
+    el("p", { class: "muted" }, "Each decision opens the next row. ", served ? "Everything is saved in the folder of the run as you decide, and other tabs see it." : "Everything is kept in this browser, for this file, until you clear it."),
     el("div", { class: "actions" }, clearButton()),
   );
 }
@@ -170,8 +170,7 @@ function exportDialog() {
   const box = dialog(
     !served ? "corrections.csv is saved" : saved ? "Your decisions are saved" : "Not all decisions are saved yet",
     el("p", null, parts.filter(([n]) => n > 0).map(([n, what]) => `${count(n)} ${what}`).join(" · ") || "Nothing is decided on this page yet."),
-    data.command && [el("p", null, served ? "They are in the folder of the run. To write the corrected data, type:" : "Move it next to the data and type:"), commandLine()],
-    el("p", { class: "muted" }, "The data itself is not touched: the command writes a corrected copy."),
+    data.command && [el("p", null, served ? "They are in the folder of the run. To write the corrected data, type:" : "Move it next to the data and type:"), commandLine(), el("p", { class: "muted" }, "The data itself is not changed: the command writes a corrected copy.")],
     again && el("p", { class: "muted" }, "Or audit again: labels that you corrected or confirmed are taken as right, and the others are judged anew."),
     el(
       "div",

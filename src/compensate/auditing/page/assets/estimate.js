@@ -44,7 +44,7 @@ function showLook() {
     announce("All are looked at. " + lookResult());
     return;
   }
-  const name = nameOf(items.index[i], items.id[i], items.part[i]);
+  const name = nameOf(items.index[i], items.part[i] && items.id[i], items.part[i]); // the folder of an image is its label
   const set = setLabel(i);
   fill(look.question, regression ? ["Is the value ", label(givenOf(i), 40), " right?"] : set ? ["Is “", prose(set), "” present or absent?"] : "Which label is right?");
   fill(look.place, prose(name));
@@ -63,7 +63,7 @@ function lookKey(event) {
   if (does && !(event.repeat && found)) act(event, does);
 }
 
-const LOOK_NEXT = "The share is stated after 60, 100 and 200 answers, as an interval that is read all the time would hold less often. Your answers are kept, so you may pause. End the server with Ctrl-C in its terminal: the audit then takes over the share and adjusts all probabilities of error.";
+const LOOK_NEXT = "The share is stated after 60, 100 and 200 answers, because an interval that is read after every answer holds less often. Your answers are kept, so you may pause. Stop the server with Ctrl-C in its terminal: it then writes the share into the audit and adjusts all probabilities of error.";
 
 function lookShare() {
   const found = sync.looks;

@@ -3,10 +3,10 @@
 function issuesView() {
   const page = byId("view-issues");
   if (data.issues.length === 0) {
-    fill(page, el("div", { class: "issues" }, el("h1", { class: "finding" }, "Nothing else stands out"), el("p", { class: "muted" }, "No duplicates, outliers or odd columns were found.")));
+    fill(page, el("div", { class: "issues" }, el("h1", { class: "finding" }, "No other issues"), el("p", { class: "muted" }, "No duplicates, outliers or odd columns were found.")));
     return;
   }
-  fill(page, el("div", { class: "issues" }, el("h1", { class: "finding" }, "More than labels"), el("p", { class: "muted" }, "Every row is in issues.csv."), data.issues.map(issueSection)));
+  fill(page, el("div", { class: "issues" }, el("h1", { class: "finding" }, "Other issues"), el("p", { class: "muted" }, "All rows are listed in issues.csv."), data.issues.map(issueSection)));
 }
 
 function issueSection(group) {

@@ -69,7 +69,7 @@ function somethingFlagged(open) {
     nearlyAll && el("p", { class: "muted" }, `Before you review them one by one, check that ${noun}s and samples belong together: the right column, the same order.`),
     !nearlyAll && wrong !== null && el("p", { class: "muted" }, expectedWrong(n, wrong)),
     el("button", { type: "button", class: nearlyAll ? null : "primary", onclick: () => open(null, null) }, nearlyAll ? "Look at them" : "Review them"),
-    !nearlyAll && el("p", { class: "hint" }, "One at a time; a decision moves on by itself."),
+    !nearlyAll && el("p", { class: "hint" }, "One at a time; each decision opens the next."),
   ];
 }
 
@@ -87,14 +87,14 @@ function workload() {
 
 function nothingFlagged(open) {
   return [
-    el("p", { class: "fact" }, `No ${noun} stands out`),
-    el("p", { class: "muted" }, `Nothing is suspect enough to be flagged. The ${count(size)} least certain rows are here, if you want to look.`),
+    el("p", { class: "fact" }, `No ${noun} is flagged`),
+    el("p", { class: "muted" }, `No error is probable enough to be flagged. The ${count(size)} least certain rows are listed.`),
     el("button", { type: "button", onclick: () => open(null, null) }, "Look at them"),
   ];
 }
 
 function nothingAtAll() {
-  return [el("p", { class: "fact" }, "Nothing to review"), el("p", { class: "muted" }, `No ${noun} stands out, and there is no row to look at.`)];
+  return [el("p", { class: "fact" }, "Nothing to review"), el("p", { class: "muted" }, `No ${noun} is flagged, and no row is listed.`)];
 }
 
 // Which models the probabilities come from, in a sentence, and what may be done with their encoder.
@@ -110,7 +110,7 @@ function howFound() {
   if (agreement > 0 && regression) says.push([` Their usual error is ${percent(agreement)} smaller than that of the median of all values.`]);
   if (encoder) says.push([" Encoder: ", prose(clip(encoder, 120)), license && [", license ", prose(clip(license, 120))], "."]);
   if (says.length === 0 && !hint) return null;
-  return el("div", { class: "how" }, el("h2", null, "Where this comes from"), says.length > 0 && el("p", { class: "muted" }, says), hint && el("p", { class: "hint" }, prose(clip(hint, 300))));
+  return el("div", { class: "how" }, el("h2", null, `How the ${noun}s were judged`), says.length > 0 && el("p", { class: "muted" }, says), hint && el("p", { class: "hint" }, prose(clip(hint, 300))));
 }
 
 function byView(told) {
@@ -199,7 +199,7 @@ function concludePairs() {
   if (!second) return [all === 1 ? "The flagged row is " : "Every flagged row is ", ...pair, "."];
   const back = second[0] === suggested && second[1] === given;
   if (data.pairs.length === 2 && back && data.oneWay) return [...pair, ` is flagged more often than the other way round: ${count(n)} against ${count(second[2])}. Choose a pair to review it.`];
-  if (data.pairs.length === 2 && back) return [name(given), " and ", name(suggested), ` are mixed up either way, ${count(n)} and ${count(second[2])} times: a difference that chance makes too. Choose a pair to review it.`];
+  if (data.pairs.length === 2 && back) return [name(given), " and ", name(suggested), ` are flagged in both directions, ${count(n)} and ${count(second[2])} times; the difference is not significant. Choose a pair to review it.`];
   const share = n / all;
   if (second[2] === n) return [`The flags are spread over ${count(data.pairs.length)} pairs, of which the most frequent have ${count(n, "row")} each. Choose a pair to review it.`];
   if (share >= 0.25) return ["Begin with ", ...pair, `: ${percent(share)} of all flags. Choose a pair to review it.`];
@@ -213,11 +213,11 @@ function concludeClasses(shares) {
   const { classes: found, worst, wrong } = data.unreliable;
   const more = shares.filter(([c]) => found.includes(c));
   const rest = shares.filter(([c]) => !found.includes(c));
-  if (more.length === 0) return [`${rate(shares)} of all rows are flagged. The classes differ by no more than chance makes them differ.`];
+  if (more.length === 0) return [`${rate(shares)} of all rows are flagged. The differences between the classes are not significant.`];
   const most = 4;
   const names = listed([...more.slice(0, most).map(([c]) => name(c)), ...(more.length > most ? [`${count(more.length - most)} more`] : [])]);
   const against = ` ${rate(more)} of ${more.length === 1 ? "its" : "their"} ${count(sum(more, 1), "row")} are flagged` + (rest.length > 0 ? `, against ${rate(rest)} of the others.` : ".");
-  if (!wrong) return [names, more.length === 1 ? " stands out:" : " stand out:", against, more.length === 1 ? " It may only be harder to predict: whether more of its labels are wrong, the evidence cannot tell." : " They may only be harder to predict: whether more of their labels are wrong, the evidence cannot tell."].flat(Infinity);
+  if (!wrong) return [names, more.length === 1 ? " stands out:" : " stand out:", against, more.length === 1 ? " This does not show that more of its labels are wrong: it may only be harder to predict." : " This does not show that more of their labels are wrong: they may only be harder to predict."].flat(Infinity);
   const said = more.length > 1 ? " are less reliable than the others:" : worst ? " is the least reliable:" : " is less reliable than the others together:";
   return [names, said, against].flat(Infinity);
 }

@@ -376,7 +376,7 @@ function showEnd() {
   fill(
     review.end,
     el("h2", null, size === 0 ? "Nothing to review" : none ? "No row fits these filters" : left > 0 ? "The end of the list" : "This list is done"),
-    el("p", { class: "muted" }, size === 0 ? `No ${noun} stands out.` : none ? "Widen the range or clear the filters." : `${count(tally.decided)} of ${count(goal, noun)} decided` + (skipped ? `, ${count(skipped)} of this list skipped.` : ".")),
+    el("p", { class: "muted" }, size === 0 ? `No ${noun} is flagged.` : none ? "Widen the range or clear the filters." : `${count(tally.decided)} of ${count(goal, noun)} decided` + (skipped ? `, ${count(skipped)} of this list skipped.` : ".")),
     el(
       "div",
       { class: "actions" },
