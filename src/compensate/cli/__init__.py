@@ -40,7 +40,7 @@ PANELS = {
     "Data": "label text ignore columns features size split encoding delimiter data_dir limit vectors max_length annotators annotator item",
     "Labels": "labels labels_columns labels_key task missing merge_alike describe opinion noise clean",
     "Models": "encoder probs model finetune crossfit method methods hyper preset set_ config teacher",
-    "Training": "epochs batch_size lr optimizer schedule patience accumulate seed seeds baseline trials",
+    "Training": "epochs batch_size lr optimizer schedule patience accumulate average seed seeds baseline trials",
     "Findings": "only test precision budget with_ top",
     "Size and computing": "memory backend workers every resume",
     "Changes": "accept swap drop unclear merge units fill undo rematch",

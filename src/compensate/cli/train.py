@@ -27,6 +27,7 @@ def train(
     patience: Annotated[int | None, o.option("Early-stopping patience, in epochs.")] = None,
     precision: o.Precision = None,
     accumulate: Annotated[int | None, o.option("Gradient accumulation steps.")] = None,
+    average: Annotated[float | None, o.option("Decay of a running mean of the weights to evaluate and store, e.g. 0.99.")] = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME].")] = None,
     resume: Annotated[bool, o.option("Resume from the last checkpoint.", "--resume")] = False,
     every: Annotated[int | None, o.option("Steps between checkpoints [default: one checkpoint a minute].")] = None,
@@ -46,7 +47,7 @@ def train(
     """
     merged = shared.merged(
         method=method, hyper=o.pairs(hyper, "--hyper"), clean=clean, teacher=teacher, patience=patience,
-        precision=precision, accumulate=accumulate,
+        precision=precision, accumulate=accumulate, average=average,
     )  # fmt: skip
     config = shared.build(merged)
     from compensate.auditing.write_back import write_csv

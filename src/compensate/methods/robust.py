@@ -172,8 +172,8 @@ def robust(
     not learned yet is not doubted.
 
     The strength :math:`s` starts at 0, which is cross entropy, and is measured once per epoch on a few labels that are withheld from the
-    model (:class:`~compensate.terms.Strength`). It rises where the model memorizes labels and where it predicts withheld labels well.
-    Training that memorizes nothing, for example with strong augmentation, stays as it is.
+    model (:class:`~compensate.terms.Strength`). It rises where the model memorizes labels and, once learning has stopped, where it
+    predicts withheld labels well. Training that memorizes nothing, for example with strong augmentation, stays as it is.
 
     Call `criterion.end_epoch()` after each epoch. `print(criterion)` shows the strength, `Strength.of(criterion).curve()` its history.
     Withheld samples have the loss 0 and no record, so they are no suspects. Once the strength is 1, they are trained on with their labels and

@@ -38,7 +38,8 @@ class Strength(Statistic):
     withheld samples, which have neither loss nor record, :math:`W_c` the mean of :math:`W` over the classes, and :math:`\sigma`
     the standard error of :math:`W`. The difference :math:`P - W` in the first epoch, where no label can have been memorized yet, is
     chance and is subtracted later. The first argument is the memorized share of the labels that the model cannot predict. The second
-    is positive where the model is right more often than not in a class: its own predictions can then be trusted.
+    is positive where the model is right more often than not in a class: its own predictions can then be trusted. It counts once the model
+    memorizes or has stopped learning: :math:`P - W - \sigma` is positive, or :math:`W` has risen by less than :math:`\sigma` in the epoch.
 
     Samples that were withheld are trained on, and recorded as all others, once the strength is 1, since it cannot rise further. Before, they are
     never suspects.
@@ -135,7 +136,9 @@ class Strength(Statistic):
         memorized = (trained - withheld - self.chance - error) / (1 - withheld).clamp(min=0.02)
         evidence = MEMORY * memorized
         if not self.several:
-            evidence = torch.maximum(evidence, GAIN * (2 * balanced.nan_to_num() - 1))
+            rise = withheld - self.history[(self.epochs - 1).clamp(0, HISTORY - 1), 2]
+            settled = (memorized > 0) | (rise < error)
+            evidence = torch.maximum(evidence, settled * GAIN * (2 * balanced.nan_to_num() - 1))
         evidence = evidence.clamp(0, 1)
         self.value.copy_(torch.where(n > 0, torch.maximum(self.value, evidence), self.value))
         self.history[self.epochs.clamp(max=HISTORY - 1)] = torch.stack([self.value, trained, withheld])

@@ -51,6 +51,7 @@ class Config:
         optimizer: a name in `OPTIMIZERS`; with `lr`, `momentum` (for SGD) and `weight_decay`.
         schedule: a name in `SCHEDULES`, after a linear `warmup` (share of all steps).
         clip, accumulate: maximum norm of the gradient, if any, and number of batches per optimizer step.
+        average: the decay, such as 0.99, of a running mean of the weights after each step, which is evaluated and stored; None has none.
         precision: ``no``, ``bf16`` or ``fp16``.
         patience: number of epochs without a better validation accuracy before training stops; None never stops.
         seed: of all random numbers.
@@ -90,6 +91,7 @@ class Config:
     warmup: float = 0.0
     clip: float | None = None
     accumulate: int = 1
+    average: float | None = None
     precision: str = "no"
     patience: int | None = None
     seed: int = 0
@@ -155,6 +157,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 _RANGES: dict[tuple[float, float], tuple[str, ...]] = {
     (1, 10**9): ("limit", "limit_test", "max_length", "epochs", "batch_size", "accumulate", "patience"),
+    (0, 0.9999): ("average",),
     (0, 0.9): ("test", "validation", "clean", "warmup"),
     (0, 10**9): ("lr", "weight_decay", "clip", "seed"),
     (0, 1): ("momentum",),

@@ -212,8 +212,9 @@ def fit(
             ordered = partial(batches, train, settings.batch_size, seed=config.seed)
             parts = {"val": prepared.validation, "test": prepared.test}
             learner = Learner(
-                model, criterion, make, needs=prepared.method.needs, clip=config.clip, hardware=hardware, ranges=ranges
-            )
+                model, criterion, make, needs=prepared.method.needs, clip=config.clip, hardware=hardware, ranges=ranges,
+                average=config.average,
+            )  # fmt: skip
             trainer = Trainer(
                 learner, Samples.of(train, augment=AUGMENT[settings.augment or "none"], seed=config.seed),
                 epochs=settings.epochs,
@@ -228,7 +229,7 @@ def fit(
             with nullcontext() if console is None or not processes.main else _progress_bar(console, trainer) as show:
                 history = trainer.run(seed=config.seed, stored=stored, every=every, progress=show)
             best = history[trainer.stopping.best(history)]
-            result = Result(settings, history, best, model, criterion, prepared, trainer.seconds)
+            result = Result(settings, history, best, learner.averaged, criterion, prepared, trainer.seconds)
             if processes.main and run.path is not None and run.result is None:
                 _store(run, description, trainer, result)
             processes.wait()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated
@@ -108,6 +109,7 @@ class Learner:
         optimizer: makes the model's optimizer from its parameters.
         needs: the needs of the method, `METHODS[name].needs`.
         clip, hardware: maximum norm of the gradient; device, precision and processes.
+        average: the decay of a running mean of the weights after each step, for evaluation; None keeps no mean.
         ranges: the samples that this process owns, if the tables of the criterion are cut among processes.
 
     >>> from compensate import methods
@@ -121,11 +123,14 @@ class Learner:
     def __init__(
         self, model: nn.Module, criterion: Compensated,
         optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], *, needs: Collection[Need] = (),
-        clip: float | None = None, hardware: Hardware | None = None, ranges: Ranges | None = None,
+        clip: float | None = None, hardware: Hardware | None = None, ranges: Ranges | None = None, average: float | None = None,
     ) -> None:  # fmt: skip
         self.hardware = hardware = Hardware() if hardware is None else hardware
         self.processes, self.device, self.clip, self.ranges = hardware.processes, hardware.device, clip, ranges
         self.model = model.to(self.device).train()
+        self._mean: AveragedModel | None = None
+        if average is not None:
+            self._mean = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(average), use_buffers=True)
         criterion = criterion.to(self.device).train()
         # Terms on features and views, and teachers, read the inputs of the whole batch.
         self._given = criterion.reads_inputs or "teacher" in needs
@@ -147,6 +152,11 @@ class Learner:
     def criterion(self) -> Compensated:
         """The criterion."""
         return self.forward.unregistered[0]
+
+    @property
+    def averaged(self) -> nn.Module:
+        """The model with the running mean of the weights; the model itself without one."""
+        return self.model if self._mean is None else self._mean.module
 
     @property
     def whole_inputs(self) -> bool:
@@ -212,6 +222,8 @@ class Learner:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
             scaler.step(self.optimizer)
             scaler.update()
+            if self._mean is not None:
+                self._mean.update_parameters(self.model)
         return s
 
     def state_dict(self) -> dict[str, Any]:
@@ -219,6 +231,7 @@ class Learner:
         meta, ranges = self.meta_optimizer, self.ranges
         return {
             "model": self.model.state_dict(),
+            "mean": None if self._mean is None else self._mean.state_dict(),
             "criterion": self.criterion.state_dict() if ranges is None else ranges.whole_state(self.criterion),
             "optimizer": self.optimizer.state_dict(),
             "meta_optimizer": None if meta is None else meta.state_dict(),
@@ -228,6 +241,8 @@ class Learner:
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Restores such a state."""
         self.model.load_state_dict(tree["model"])
+        if self._mean is not None:
+            self._mean.load_state_dict(tree["mean"])
         state, ranges = tree["criterion"], self.ranges
         self.criterion.load_state_dict(state if ranges is None else ranges.part_of_state(self.criterion, state))
         self.optimizer.load_state_dict(tree["optimizer"])

@@ -301,9 +301,9 @@ class Trainer:
         if (strength := Strength.of(learner.criterion)) is not None:
             row["strength"] = float(strength.value)
         # Running means of batch normalization differ between processes; the main process decides.
-        self.processes.broadcast(learner.model.buffers())
+        self.processes.broadcast(learner.averaged.buffers())
         for name, samples in self.held_out.items():
-            means = evaluate(learner.model, samples, device=self.device, processes=self.processes)
+            means = evaluate(learner.averaged, samples, device=self.device, processes=self.processes)
             row |= {f"{name}_{k}": v for k, v in means.items()}
         self._require_finite({name: value for name, value in row.items() if name.endswith("_loss")})
         at.history.append(row)
@@ -313,7 +313,7 @@ class Trainer:
         if self.processes.main and self.folder.path is not None:
             self.folder.log(at.history)
             if best:
-                checkpoint.save_weights(self.folder / "best.safetensors", learner.model.state_dict())
+                checkpoint.save_weights(self.folder / "best.safetensors", learner.averaged.state_dict())
         if self.on_epoch is not None:
             self.on_epoch(row, best)
 
