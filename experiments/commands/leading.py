@@ -47,10 +47,8 @@ def leading(
     if not show:
         with progress_bar("training") as bar:
             task = bar.add_task("", total=None)
-            place = Place(results / "reproduce", runs / "reproduce", data_dir, workers)
-            people = Place(results / "human", runs / "human", data_dir or Path("data"), workers)
-            failed = study.train(place, people, seeds, lambda: bar.advance(task))
-    found = study.columns(results / "reproduce", results / "human", seeds)
+            failed = study.train(results, runs, data_dir or Path("data"), workers, seeds, lambda: bar.advance(task))
+    found = study.columns(results, seeds)
     for line in [study.by_column(found), *study.markdown(found)]:
         console.print(line, soft_wrap=True, markup=False)
     for config, message in failed:
