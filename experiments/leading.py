@@ -12,7 +12,7 @@ import numpy as np
 from compensate.files import content_digest, make_folder
 from compensate.training.comparison import paired
 from compensate.training.config import Config
-from experiments import human
+from experiments import finetuned, human
 from experiments.archive import Archive, Record
 from experiments.comparing import stored_choice, table_lines
 from experiments.grid import Place, best_of, run, score
@@ -132,7 +132,7 @@ class Found:
         if record is None:
             return
         column.last.setdefault(method, {})[seed] = accuracy(record)
-        if method == "base":
+        if method == "base" and "best" in record:
             column.last.setdefault(FORMS[0], {})[seed] = accuracy(record, "best")
             if (mean := self.averaged.get(record["id"])) is not None:
                 column.last.setdefault(FORMS[1], {})[seed] = accuracy(mean)
@@ -162,6 +162,8 @@ def columns(results: Path, seeds: int = 3) -> list[Column]:
         config = Config.of(record["config"])
         head = f"{Path(config.data).stem} as a table, {config.noise}"
         found.add(head, config.noise != "none", config.method.replace("_", "-"), config.seed, record)
+    for run_of in finetuned.records(results / "leading" / "finetuned.jsonl"):
+        found.add(*run_of)
     return [column for column in found.columns.values() if column.gains(LEADING)]
 
 
@@ -218,6 +220,7 @@ def train(
         failed += run(wanted, Archive(own.results / "tables.jsonl"), own, done)
         trial = Config.of(tabular(name, runs, "random:0.2"))
         failed += run(averaged(wanted, trial, means, own, done), means, own, done)
+    finetuned.train(Archive(own.results / "finetuned.jsonl"), data_dir, workers, seeds, done)
     return failed
 
 
