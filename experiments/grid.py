@@ -164,7 +164,7 @@ def best_of(
     table: dict[str, Any] = {}
     for method, configs in by_method.items():
         records = [(archive.get(c.id), dict(c.hyper)) for c in configs]
-        scores = [(_score(record), hyper) for record, hyper in records if record is not None]
+        scores = [(score(record), hyper) for record, hyper in records if record is not None]
         if configs and not scores:
             raise InputError(f"no trial of {method} came to its end: {failed[0][1] if failed else ''}")
         if scores:
@@ -177,6 +177,7 @@ def best_of(
     return chosen
 
 
-def _score(record: Record) -> float:
+def score(record: Record) -> float:
+    """The mean accuracy on held-out labels over the last epochs."""
     values = record["curves"]["val_accuracy"][-LAST:]
     return round(float(np.mean([0.0 if v is None else v for v in values])), 5)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from compensate.files import content_digest
+from compensate.files import content_digest, make_folder
 from compensate.training.comparison import paired
 from compensate.training.config import Config
-from experiments import human
-from experiments.archive import Archive
+from experiments import finetuned, human
+from experiments.archive import Archive, Record
 from experiments.comparing import stored_choice, table_lines
-from experiments.grid import Place, best_of, run
-from experiments.protocols import Cell, cells
+from experiments.grid import Place, best_of, run, score
+from experiments.protocols import PROTOCOLS, Cell, cells
 from experiments.tables import find_table
 
 if TYPE_CHECKING:
@@ -25,10 +25,23 @@ if TYPE_CHECKING:
 LEADING = "robust"
 TABLES = (
     "table-1-cifar10", "beyond-instance-cifar10", "beyond-augmented-cifar10", "beyond-imbalance-cifar10", "table-2-cifar100",
-    "table-8-imdb", "table-9-sst2",
+    "table-8-imdb", "table-9-sst2", "table-5-cifar10-depth", "beyond-depth-cifar10-pair20",
 )  # fmt: skip
+DEEP = "resnet20"
+"""The net of the two last tables that counts."""
+
 RIVALS = ("elr", "sop", "gce", "logcomp", "mixcomp", "label-smoothing")
 """All of them tuned on held-out noisy labels, except on the augmented images, where only two were run, and on CIFAR-100."""
+
+FORMS = ("early-stopping", "averaged")
+"""Cross entropy at the epoch with the best accuracy on held-out noisy labels, and with a running mean of the weights."""
+
+DECAYS = (0.99, 0.998)
+"""Of the running mean; one is chosen for each data set, on held-out noisy labels of another seed."""
+
+TABULAR = ("digits", "cancer")
+TABULAR_NOISE = ("none", "random:0.3", "pair:0.3", "instance:0.3")
+TABULAR_OPTIONS = {"model": "mlp", "validation": 0.1}
 
 BORROWED = "cifar100"
 """The data set whose rivals have the settings that were chosen on CIFAR-10."""
@@ -72,7 +85,8 @@ def table_cells(name: str, results: Path, seeds: int) -> list[Cell]:
     place = Place(results, results)
     chosen = stored_choice(place.chosen_path(table, "small"))
     extra = [rival for rival in (*RIVALS, f"{LEADING}-default") if rival not in table.rows]
-    return [cell for cell in cells(table, "small", chosen, seeds, extra) if cell.config.epochs != 64]
+    found = [cell for cell in cells(table, "small", chosen, seeds, extra) if cell.config.epochs != 64]
+    return [cell for cell in found if cell.config.model == DEEP or "depth" not in name]
 
 
 def method_name(cell: Cell) -> str:
@@ -80,86 +94,186 @@ def method_name(cell: Cell) -> str:
     return cell.row.removesuffix("-default").replace("_", "-")
 
 
+def accuracy(record: Record, epoch: Literal["last", "best"] = "last") -> float:
+    """Test accuracy in percent."""
+    return 100 * float(record[epoch]["test_accuracy"])
+
+
+def fresh_cells(reproduced: Path) -> list[Cell]:
+    """CIFAR-10 with 30 % random labels on further seeds: cross entropy, the leading method and tuned rivals."""
+    rows = ("base", "elr", LEADING)
+    some = [
+        c for c in table_cells(TABLES[0], reproduced, 1) if c.config.noise == "random:0.3" and method_name(c) in rows
+    ]
+    return [replace(cell, config=cell.config.replace(seed=seed)) for cell in some for seed in FRESH]
+
+
 def fresh(reproduced: Path) -> Column:
-    """CIFAR-10 with 30 % random labels on further seeds."""
-    archive = Archive(reproduced / "cifar10-small.jsonl")
+    """The accuracies on these seeds."""
     column = Column("cifar10, random 30 %", True, {})
-    for cell in table_cells(TABLES[0], reproduced, 1):
-        for seed in FRESH if cell.config.noise == "random:0.3" else ():
-            if (record := archive.get(cell.config.replace(seed=seed).id)) is not None:
-                column.last.setdefault(method_name(cell), {})[seed] = 100 * record["last"]["test_accuracy"]
+    archive = Archive(reproduced / "cifar10-small.jsonl")
+    for cell in fresh_cells(reproduced):
+        if (record := archive.get(cell.config.id)) is not None:
+            column.last.setdefault(method_name(cell), {})[cell.seed] = accuracy(record)
     return column
 
 
-def columns(reproduced: Path, human_results: Path, seeds: int = 3) -> list[Column]:
+class Found:
+    """The columns in the order in which their runs are added."""
+
+    def __init__(self, results: Path) -> None:
+        self.columns: dict[str, Column] = {}
+        records = [record for record in Archive(results / "averaged.jsonl") if record["config"]["seed"] != SEARCH_SEED]
+        self.averaged = {Config.of({**record["config"], "average": None}).id: record for record in records}
+
+    def add(self, name: str, noisy: bool, method: str, seed: int, record: Record | None) -> None:
+        """Adds a run; one of cross entropy with the forms of it."""
+        column = self.columns.setdefault(name, Column(name, noisy, {}))
+        if record is None:
+            return
+        column.last.setdefault(method, {})[seed] = accuracy(record)
+        if method == "base" and "best" in record:
+            column.last.setdefault(FORMS[0], {})[seed] = accuracy(record, "best")
+            if (mean := self.averaged.get(record["id"])) is not None:
+                column.last.setdefault(FORMS[1], {})[seed] = accuracy(mean)
+
+
+def columns(results: Path, seeds: int = 3) -> list[Column]:
     """All columns that have a run of the leading method and one of cross entropy."""
-    found: dict[str, Column] = {}
+    found = Found(results / "leading")
     for name in TABLES:
         table = find_table(name)
-        archive = Archive(reproduced / f"{table.dataset}-small.jsonl")
+        archive = Archive(results / "reproduce" / f"{table.dataset}-small.jsonl")
         suffix = ", augmented" if "augment" in table.fixed else ", long-tailed" if "imbalance" in table.fixed else ""
-        for cell in table_cells(name, reproduced, seeds):
-            record = archive.get(cell.config.id)
+        for cell in table_cells(name, results / "reproduce", seeds):
+            noise = cell.config.noise
             head = f"{table.dataset}{suffix}, {table.column_name(cell.column)}"
-            column = found.setdefault(head, Column(head, cell.config.noise != "none", {}))
-            if record is not None:
-                column.last.setdefault(method_name(cell), {})[cell.seed] = 100 * record["last"]["test_accuracy"]
+            if "depth" in name:
+                head = f"{table.dataset}, 20 layers, {noise}"
+            found.add(head, noise != "none", method_name(cell), cell.seed, archive.get(cell.config.id))
     for kind in human.FEATURES:
-        for (method, labels), by_seed in human.accuracies(human_results, kind).items():
+        for record in Archive(results / "human" / f"agnews-{kind}.jsonl"):
+            config = Config.of(record["config"])
+            labels = Path(config.data).stem.removeprefix(f"agnews-{kind}-")
             if labels in ("given", "true"):
                 head = f"agnews ({kind}), {'human' if labels == 'given' else 'true'} labels"
-                column = found.setdefault(head, Column(head, labels == "given", {}))
-                column.last[method.replace("_", "-")] = by_seed
-    return [column for column in found.values() if column.gains(LEADING)]
+                found.add(head, labels == "given", config.method.replace("_", "-"), config.seed, record)
+    for record in Archive(results / "leading" / "tables.jsonl"):
+        config = Config.of(record["config"])
+        head = f"{Path(config.data).stem} as a table, {config.noise}"
+        found.add(head, config.noise != "none", config.method.replace("_", "-"), config.seed, record)
+    for run_of in finetuned.records(results / "leading" / "finetuned.jsonl"):
+        found.add(*run_of)
+    return [column for column in found.columns.values() if column.gains(LEADING)]
 
 
-def train(place: Place, human_place: Place, seeds: int, done: Callable[[], None] = lambda: None) -> list[tuple[Config, str]]:  # fmt: skip
-    """Trains the missing runs of the leading method and of cross entropy."""
+def averaged(
+    cells: Sequence[Cell], trial: Config, archive: Archive, place: Place, done: Callable[[], None]
+) -> list[Cell]:
+    """The runs of cross entropy with averaged weights; the decay is chosen by runs of `trial`."""
+    trials = [trial.replace(seed=SEARCH_SEED, average=decay) for decay in DECAYS]
+    run([Cell("averaged", 0, config) for config in trials], archive, place, done)
+    records = [record for config in trials if (record := archive.get(config.id)) is not None]
+    if not records:
+        return []
+    decay = max(records, key=score)["config"]["average"]
+    return [replace(c, row="averaged", config=c.config.replace(average=decay)) for c in cells if c.row == "base"]
+
+
+def train(
+    results: Path, runs: Path, data_dir: Path, workers: int | None, seeds: int, done: Callable[[], None] = lambda: None
+) -> list[tuple[Config, str]]:
+    """Trains the missing runs of the leading method and of cross entropy in all its forms."""
     failed = []
+    place, own = (
+        Place(results / name, runs / name, data_dir if name != "leading" else None, workers)
+        for name in ("reproduce", "leading")
+    )
+    means = Archive(own.results / "averaged.jsonl")
     for name in TABLES:
-        wanted = [
-            cell for cell in table_cells(name, place.results, seeds) if cell.row in ("base", f"{LEADING}-default")
-        ]
-        archive = place.archive(find_table(name).dataset, "small")
-        failed += run(wanted, archive, place, done)
-    assert human_place.data_dir is not None
-    human.write_sets(human_place.data_dir, human_place.runs)
+        table = find_table(name)
+        wanted = [c for c in table_cells(name, place.results, seeds) if c.row in ("base", f"{LEADING}-default")]
+        wanted += fresh_cells(place.results) if name == TABLES[0] else []
+        failed += run(wanted, place.archive(table.dataset, "small"), place, done)
+        if table.dataset != BORROWED and "imbalance" not in table.fixed and "depth" not in name:
+            protocol = PROTOCOLS["small"][table.dataset]
+            trial = wanted[0].config.replace(noise=protocol.tuned_at, **protocol.tuned_on)
+            failed += run(
+                averaged([c for c in wanted if c.seed < seeds], trial, means, place, done), means, place, done
+            )
+    people = Place(results / "human", runs / "human", data_dir, workers)
+    human.write_sets(data_dir, people.runs)
     for kind in human.FEATURES:
-        configs = [
-            human.config(kind, labels, method, {}, seed, human_place.runs)
+        wanted = [
+            Cell(method, 0, human.config(kind, labels, method, {}, seed, people.runs))
             for labels in ("given", "true")
             for method in ("base", LEADING)
             for seed in range(seeds)
         ]
-        archive = Archive(human_place.results / f"agnews-{kind}.jsonl")
-        failed += run([Cell(config.method, 0, config) for config in configs], archive, human_place, done)
+        failed += run(wanted, Archive(people.results / f"agnews-{kind}.jsonl"), people, done)
+        failed += run(averaged(wanted, wanted[0].config, means, people, done), means, people, done)
+    for name in TABULAR:
+        wanted = []
+        chosen = tuned(tabular(name, runs, "random:0.2"), own, f"table-{name}", done)
+        for noise in TABULAR_NOISE:
+            wanted += feature_cells(tabular(name, runs, noise), chosen, seeds)
+        failed += run(wanted, Archive(own.results / "tables.jsonl"), own, done)
+        trial = Config.of(tabular(name, runs, "random:0.2"))
+        failed += run(averaged(wanted, trial, means, own, done), means, own, done)
+    finetuned.train(Archive(own.results / "finetuned.jsonl"), data_dir, workers, seeds, done)
     return failed
 
 
-def train_own(data: Path, place: Place, seeds: int, done: Callable[[], None] = lambda: None) -> Column:
-    """The leading method, cross entropy and tuned rivals on a file of features (.npz with x_train, y_train, x_test, y_test)."""
+def tabular(name: str, runs: Path, noise: str) -> dict[str, Any]:
+    """The training of a table with this noise; writes the table if it is missing."""
+    from sklearn import datasets
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
+    path = runs / "leading" / f"{name}.npz"
+    if not path.is_file():
+        bunch = {"digits": datasets.load_digits, "cancer": datasets.load_breast_cancer}[name]()
+        x, x_test, y, y_test = train_test_split(bunch.data, bunch.target, test_size=0.3, random_state=0, stratify=bunch.target)  # fmt: skip
+        scale = StandardScaler().fit(x)
+        make_folder(path.parent)
+        np.savez(
+            path, x_train=np.float32(scale.transform(x)), y_train=y, x_test=np.float32(scale.transform(x_test)), y_test=y_test,
+        )  # fmt: skip
+    return {"data": path.as_posix(), **TABULAR_OPTIONS, "noise": noise}
+
+
+def tuned(options: Mapping[str, Any], place: Place, name: str, done: Callable[[], None]) -> dict[str, dict[str, Any]]:
+    """The hyper-parameters of the rivals on a file of features."""
     from compensate.methods import METHODS
 
-    options = {"data": data.as_posix(), "content": content_digest(data), **OPTIONS}
-    archive = Archive(place.results / f"{data.stem}.jsonl")
     trials = {
         method: [Config.of({**options, "method": method, "hyper": hyper, "seed": SEARCH_SEED}) for hyper in METHODS[method].candidates["image"]]
         for method in OWN_RIVALS
         if METHODS[method].candidates
     }  # fmt: skip
-    chosen = best_of(trials, archive, place.results / f"{data.stem}-chosen.json", place, done)
-    wanted = [
+    return best_of(trials, Archive(place.results / f"{name}-search.jsonl"), place.results / f"{name}-chosen.json", place, done)  # fmt: skip
+
+
+def feature_cells(options: Mapping[str, Any], chosen: Mapping[str, Mapping[str, Any]], seeds: int) -> list[Cell]:
+    """Cross entropy, the leading method and the tuned rivals on a file of features."""
+    return [
         Cell(method, 0, Config.of({**options, "method": method, "hyper": chosen.get(method, {}), "seed": seed}))
         for method in ("base", LEADING, *OWN_RIVALS)
         for seed in range(seeds)
     ]
+
+
+def train_own(data: Path, place: Place, seeds: int, done: Callable[[], None] = lambda: None) -> Column:
+    """The leading method, cross entropy and tuned rivals on a file of features (.npz with x_train, y_train, x_test, y_test)."""
+    options = {"data": data.as_posix(), "content": content_digest(data), **OPTIONS}
+    archive, means = Archive(place.results / f"{data.stem}.jsonl"), Archive(place.results / "averaged.jsonl")
+    wanted = feature_cells(options, tuned(options, place, data.stem, done), seeds)
     run(wanted, archive, place, done)
-    column = Column(data.stem, True, {})
+    run(averaged(wanted, Config.of(options), means, place, done), means, place, done)
+    found = Found(place.results)
     for cell in wanted:
-        if (record := archive.get(cell.config.id)) is not None:
-            by_seed = column.last.setdefault(cell.row.replace("_", "-"), {})
-            by_seed[cell.seed] = 100 * record["last"]["test_accuracy"]
-    return column
+        found.add(data.stem, True, method_name(cell), cell.seed, archive.get(cell.config.id))
+    return found.columns[data.stem]
 
 
 def interval(differences: Sequence[float]) -> str:
@@ -236,10 +350,15 @@ def markdown(found: Sequence[Column]) -> list[str]:
     below = [c.name for c in found if len(gains := c.gains(LEADING)) >= 3 and paired(gains)[2] < 0]
     clean, noisy = [c for c in found if not c.noisy], [c for c in found if c.noisy]
     against = [["with wrong labels, minus", "points", "columns"]]
-    for rival in ("base", *RIVALS):
-        some = noisy if rival == "base" else [c for c in noisy if not c.name.startswith(BORROWED)]
+    names = {
+        "base": "cross entropy",
+        FORMS[0]: "cross entropy, early stopping",
+        FORMS[1]: "cross entropy, averaged weights",
+    }
+    for rival in ("base", *FORMS, *RIVALS):
+        some = noisy if rival in ("base", *FORMS) else [c for c in noisy if not c.name.startswith(BORROWED)]
         differences, count = mean_over(some, LEADING, rival)
-        against.append(["cross entropy" if rival == "base" else f"tuned {rival}", interval(differences), str(count)])
+        against.append([names.get(rival, f"tuned {rival}"), interval(differences), str(count)])
     gained, count = mean_over(clean, LEADING, "base")
     three = sum(len(c.gains(LEADING)) >= 3 for c in found)
     said = (
@@ -268,7 +387,7 @@ def by_column(found: Sequence[Column]) -> str:
 
 def section(results: Path) -> list[str]:
     """Part of the page of results; empty without stored runs."""
-    found = columns(results / "reproduce", results / "human")
+    found = columns(results)
     if not found:
         return []
     new = fresh(results / "reproduce")
@@ -283,7 +402,7 @@ def section(results: Path) -> list[str]:
 
 def details(results: Path) -> list[str]:
     """Part of the page of details: the comparison column by column."""
-    found = columns(results / "reproduce", results / "human")
+    found = columns(results)
     return ["## The method to try first, column by column", by_column(found)] if found else []
 
 

@@ -201,7 +201,7 @@ def main(arguments: list[str] | None = None) -> Any:
     """Writes both pages and their pictures."""
     results, page = map(Path, arguments or sys.argv[1:])
     drawn(trained_tables(results / "reproduce")).savefig(page.parent / "img" / "ranks.png", dpi=150)
-    if found := leading.columns(results / "reproduce", results / "human"):
+    if found := leading.columns(results):
         leading.drawn(found).savefig(page.parent / "img" / leading.PICTURE, metadata={"Date": None})
     if (results / "human" / "labels.json").is_file():
         human_report.drawn(results / "human").savefig(page.parent / "img" / "human-errors.png", dpi=150)

@@ -20,6 +20,7 @@ def leading(
     data_dir: o.DataDir = None,
     workers: o.Workers = None,
     show: Annotated[bool, typer.Option("--show", help="Print the stored results without training.")] = False,
+    choose: Annotated[bool, typer.Option("--choose", help="Compare the constants of the method, chosen on all data sets but one.")] = False,
 ) -> None:  # fmt: skip
     """Compare the method `robust` with cross entropy and with tuned methods.
 
@@ -43,14 +44,21 @@ def leading(
         for method, gain in study.summary(own).items():
             console.print(f"{method:16s} {gain}", soft_wrap=True, markup=False)
         return
+    if choose:
+        from experiments import strength_choice
+
+        if not show:
+            with progress_bar("training") as bar:
+                task = bar.add_task("", total=None)
+                strength_choice.train(results, runs, data_dir or Path("data"), workers, lambda: bar.advance(task))
+        console.print(strength_choice.table(results), soft_wrap=True, markup=False)
+        return
     failed = []
     if not show:
         with progress_bar("training") as bar:
             task = bar.add_task("", total=None)
-            place = Place(results / "reproduce", runs / "reproduce", data_dir, workers)
-            people = Place(results / "human", runs / "human", data_dir or Path("data"), workers)
-            failed = study.train(place, people, seeds, lambda: bar.advance(task))
-    found = study.columns(results / "reproduce", results / "human", seeds)
+            failed = study.train(results, runs, data_dir or Path("data"), workers, seeds, lambda: bar.advance(task))
+    found = study.columns(results, seeds)
     for line in [study.by_column(found), *study.markdown(found)]:
         console.print(line, soft_wrap=True, markup=False)
     for config, message in failed:

@@ -277,7 +277,7 @@ def test_a_trial_measures_edges_and_nodes_and_the_page_shows_their_means(tmp_pat
 
 def test_stated_gains_of_the_leading_method_are_the_stored_ones():
     root = Path(__file__).parents[2]
-    found = leading.columns(root / "results" / "reproduce", root / "results" / "human")
+    found = leading.columns(root / "results")
     below, lines = leading.markdown(found)[0], leading.markdown(found)[2].splitlines()
     rows = {
         cells[1].strip(): [cell.strip(" *") for cell in cells[2:4]] for line in lines for cells in [line.split("|")]

@@ -110,7 +110,7 @@ def test_without_strength_it_is_cross_entropy(limit):
 
 def measured(strength, epochs):
     """The strength after each epoch, by a naive loop over the definition."""
-    value, values, chance = 0.0, [], None
+    value, values, chance, before = 0.0, [], None, 0.0
     for epoch in epochs:
         given = {True: [], False: []}
         by_class = {}
@@ -125,6 +125,8 @@ def measured(strength, epochs):
         error = np.sqrt(max(np.var(given[True]), 0.02) / len(given[True]))
         memorized = (p - w - chance - error) / max(1 - w, 0.02)
         competence = 2 * np.mean([np.mean(v) for v in by_class.values()]) - 1
+        competence *= memorized > 0 or w - before < error
+        before = w
         value = max(value, min(1.0, max(0.0, MEMORY * memorized, GAIN * competence)))
         values.append(value)
     return values
@@ -145,6 +147,18 @@ def test_the_strength_is_that_of_a_naive_loop(shift, memorized):
     expected = measured(strength, epochs)
     assert strength.curve()[:, 0].tolist() == pytest.approx(expected, abs=1e-5)
     assert (max(expected) > 0) == (shift > 0)
+
+
+def test_good_predictions_raise_the_strength_only_where_learning_has_stopped():
+    """The withheld labels are predicted ever better, and trained ones no better than these."""
+    criterion = methods.robust(num_samples=N, num_classes=C)
+    for epoch in [*batches(3, shift=2.0), [*batches(3, shift=2.0)][-1]]:
+        for u, y, i in epoch:
+            criterion(u, y, i)
+        criterion.end_epoch()
+    strength, _, withheld = Strength.of(criterion).curve().T.tolist()
+    assert withheld[1] < withheld[2] > 0.9
+    assert strength == [0, 0, 0, 1]  # the last epoch is that before it once more
 
 
 def trained(noise, augment=0.0, epochs=30):
@@ -259,7 +273,7 @@ def save_state(out, strength):
 def whole(request):
     """The strength that was asked for and a whole run, whose strength was above 0 in the last two of six epochs."""
     result = fitted(request.param)
-    assert request.param != "auto" or (Strength.of(result.criterion).curve()[3:, 0] > 0).all()
+    assert request.param != "auto" or (Strength.of(result.criterion).curve()[4:, 0] > 0).all()
     return request.param, result
 
 
@@ -307,7 +321,7 @@ def test_a_compiled_criterion_is_the_criterion(strength, monkeypatch):
     ours, compiled = (methods.robust(num_samples=N, num_classes=C, strength=strength) for _ in range(2))
     compiled.compile(fullgraph=True, backend="aot_eager")
     monkeypatch.setattr(statistics, "BUFFER", 700)
-    for epoch in batches(4, shift=1.0):
+    for epoch in batches(4, shift=3.0):
         for u, y, i in epoch:
             agree(compiled(u, y, i), ours(u, y, i), u, atol=1e-6)
         ours.end_epoch()

@@ -95,6 +95,26 @@ def test_clipping_bounds_the_step():
     assert float(moved.norm().detach()) == pytest.approx(0.01, rel=1e-3)
 
 
+def test_averaged_weights_are_evaluated_and_resumed(tmp_path):
+    config, folder, steps = small(epochs=2, average=0.9), tmp_path / "run", []
+
+    def stop(s):
+        steps.append(s)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+
+    result = fit(config)
+    plain = fit(config.replace(average=None))
+    assert plain.history[0]["train_loss"] == result.history[0]["train_loss"]  # the trained weights are the same
+    assert plain.last["test_loss"] != result.last["test_loss"]
+    with pytest.raises(KeyboardInterrupt):
+        fit(config, folder=folder, every=1, on_step=stop)
+    resumed = fit(config, folder=folder, resume=True)
+    assert resumed.history == result.history
+    for a, b in zip(resumed.model.parameters(), result.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_mixed_precision_trains_in_bfloat16_and_back():
     seen = []
     for precision in ("bf16", "no"):
