@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from compensate.core.batch import Batch
 from compensate.core.layout import chunks, distinct_rows, held_range, is_eager_cpu
 from compensate.core.stages import full_precision
-from compensate.core.validation import checked_classes, checked_index
+from compensate.core.validation import checked_classes, checked_index, checked_whole
 from compensate.errors import InputError, check, one_of
 
 Score = Literal["loss", "size", "margin"]
@@ -269,10 +269,8 @@ class Evidence(Statistic):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        sizes = {"num_samples": num_samples, "num_labels": num_labels}
-        check(min(sizes.values()) >= 1, "the size of the training set, and the labels of a sample", **sizes)
-        self.num_labels = num_labels
-        num_samples *= num_labels
+        self.num_labels = num_labels = checked_whole("num_labels", num_labels, 1)
+        num_samples = checked_whole("num_samples", num_samples, 1) * num_labels
         if predictions and (lean or num_classes is None):
             raise InputError("a record of predictions needs num_classes=..., and is not lean: leave out lean=True.")
         self.num_samples, self.skip, self.score = num_samples, skip, score
