@@ -132,6 +132,9 @@ def test_a_mistake_ends_in_a_message_and_not_in_a_stack_trace():
 def test_demo_runs_end_to_end(tmp_path):
     said = output("demo", "--seeds", "1", "--epochs", "2", "--out", str(tmp_path / "out"))
     assert "suspects.png" in said
+    assert "compensate.methods.robust(num_samples=len(train), num_classes=10)" in said, (
+        "as `compensate methods` advises"
+    )
     assert (tmp_path / "out" / "suspects.png").read_bytes().startswith(b"\x89PNG")
     stored = json.loads((tmp_path / "out" / "results.json").read_text())
     assert {run["method"] for run in stored["runs"]} == {"base", "logcomp", "mixcomp"}

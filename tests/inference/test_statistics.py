@@ -55,7 +55,9 @@ def test_evidence_is_the_mean_over_visits():
 
 def test_suspects_are_ranked_suggested_and_flagged():
     criterion = Compensated(record=Evidence(6))
-    assert "no sample was seen" in repr(criterion.suspects())
+    empty = repr(criterion.suspects())
+    assert "no sample was seen in training; train for some epochs before you call this" in empty
+    assert "not judged" not in empty, "it is said once"
     u = torch.tensor([[9.0, 0.0, 1.0], [0.0, 9.0, 0.0], [0.0, 0.0, 1.0]])
     criterion(u, torch.tensor([1, 1, 2]), torch.tensor([4, 0, 2]))
     found = criterion.suspects()
@@ -63,6 +65,30 @@ def test_suspects_are_ranked_suggested_and_flagged():
     assert found.suggested[0] == 0
     assert found.flagged.tolist() == [True, False, False]
     assert criterion.suspects(top=1).index.tolist() == [4]
+
+
+def test_a_record_says_how_many_labels_it_judges_and_that_it_is_early():
+    criterion = Compensated(record=Evidence(4))
+    u, y = torch.eye(4)[:, :3], torch.tensor([0, 1, 2, 1])
+    criterion(u[:3], y[:3], torch.arange(3))
+    assert "1 of 4 labels are not judged" in repr(criterion.suspects(top=1))
+    assert "no sample" not in repr(criterion.suspects(top=0))
+    criterion(u[3:], y[3:], torch.tensor([3]))
+    found = criterion.suspects()  # after one whole epoch
+    assert found.early
+    assert "early: labels were seen at most once on average" in repr(found)
+    criterion(u, y, torch.arange(4))
+    assert not criterion.suspects().early
+    assert "early" not in repr(criterion.suspects())
+
+
+def test_a_record_that_skips_the_first_epochs_is_not_early():
+    criterion = Compensated(record=Evidence(2, skip=1))
+    for _ in range(2):
+        criterion(torch.eye(2), torch.tensor([0, 1]), torch.arange(2))
+        criterion.end_epoch()
+    assert criterion.suspects().total == 2
+    assert not criterion.suspects().early
 
 
 @pytest.mark.parametrize("classes", [3, 20_000])  # small batches wait, large ones do not

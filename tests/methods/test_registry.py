@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import pickle
+import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from compensate import METHODS, Compensated, InputError, meta_step
 from compensate.cli.methods import measured_change
@@ -49,6 +53,39 @@ def test_a_misspelt_argument_of_any_method_is_named_with_the_nearest_one():
 def test_a_text_in_place_of_a_number_is_named(name, given, said):
     with pytest.raises(InputError, match=said):
         METHODS[name].make(**{**SIZES, **given})
+
+
+@pytest.mark.parametrize("name", [*METHODS, "logit.positive.regularized.sample"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_samples": TensorDataset(torch.zeros(9))}, "num_samples is a TensorDataset; expected a whole number, such as len(dataset)."),
+        ({"num_samples": torch.zeros(9, dtype=torch.long)}, "num_samples is a Tensor; expected a whole number, such as len(dataset)."),
+        ({"num_samples": 0}, "num_samples is 0; expected 1 or more samples."),
+        ({"num_classes": ["cat", "dog"]}, "num_classes is a list; expected a whole number, such as 10."),
+        ({"num_classes": 1}, "num_classes is 1; expected 2 or more classes."),
+    ],
+)  # fmt: skip
+def test_something_else_in_place_of_a_size_is_named(name, given, said):
+    row = find(name)
+    wanted = inspect.signature(row.build).parameters
+    if given.keys() <= wanted.keys():
+        right = {key: value for key, value in SIZES.items() if key in wanted}
+        with pytest.raises(InputError, match=re.escape(said)):
+            row.build(**{**row.example(SIZES), **right, **given})
+
+
+def test_one_label_is_enough_where_each_class_is_a_label():
+    criterion = METHODS["robust"].build(num_samples=400, num_classes=1, base="bce")
+    assert criterion(torch.zeros(3, 1), torch.ones(3, 1), torch.arange(3)).isfinite()
+    with pytest.raises(InputError, match="num_classes is 0; expected 1 or more classes"):
+        METHODS["robust"].build(num_samples=400, num_classes=0, base="bce")
+
+
+def test_a_size_may_be_any_whole_number():
+    for classes in (torch.tensor(4), np.int64(4), np.array(4)):
+        criterion = METHODS["robust"].build(num_samples=torch.tensor(400), num_classes=classes)
+        assert criterion.record.num_samples == 400
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -38,7 +38,7 @@ def batches(epochs, size=50, seed=0, shift=0.0, trained=1.0):
 def test_the_loss_is_the_equation():
     s, lam, beta = 0.6, 2.0, 0.7
     criterion = methods.robust(num_samples=N, num_classes=C, strength=s, lam=lam, beta=beta)
-    t, usual = torch.zeros(N, C, dtype=torch.double), torch.ones(C, dtype=torch.double)
+    t, usual, number = torch.zeros(N, C, dtype=torch.double), *torch.ones(2, C, dtype=torch.double)
     doubted = 0
     for epoch in batches(4, shift=1.0):
         supports = [[] for _ in range(C)]
@@ -52,11 +52,23 @@ def test_the_loss_is_the_equation():
             doubt = (1 - r / usual[y]).clamp(min=0) * (GAIN * (2 * usual[y] - 1)).clamp(0, 1)
             doubted += int((doubt > 0.1).sum())
             label = given + s * doubt[:, None] * (t[i] / t[i].sum(1, keepdim=True) - given)
-            theirs = -(label * p.log()).sum(1) + s * lam * (1 - (t[i] * p).sum(1)).log()
+            guess = t[i] / number.sqrt()
+            guess *= (t[i].sum(1) / guess.sum(1))[:, None]
+            theirs = -(label * p.log()).sum(1) + s * lam * (1 - (guess * p).sum(1)).log()
             agree(criterion(u, y, i), theirs.mean(), u, atol=1e-5)
         criterion.end_epoch()
-        usual = torch.tensor([np.mean(values) for values in supports])
+        usual, number = (torch.tensor([f(values) for values in supports]).double() for f in (np.mean, len))
     assert doubted > 100
+
+
+def test_sure_predictions_of_a_rare_class_have_a_finite_loss():
+    criterion = methods.robust(num_samples=N, num_classes=2, strength=1.0)
+    y = (torch.arange(N) < 2).long()
+    u = 40.0 * F.one_hot(y, 2)
+    for _ in range(30):
+        loss = criterion(u, y, torch.arange(N))
+        criterion.end_epoch()
+    assert -50 < float(loss) < -20  # log(0.0001) times 5
 
 
 def test_a_class_that_is_not_learned_is_not_doubted():
@@ -207,7 +219,7 @@ def test_withheld_samples_are_suspects_only_after_they_were_trained_on(name):
         criterion.end_epoch()
     assert sorted(criterion.suspects().index.tolist()) == (~strength.withheld).nonzero()[:, 0].tolist()
     assert criterion.suspects().unjudged == 40
-    assert "40 of all labels are not judged" in repr(criterion.suspects(5))
+    assert f"40 of {N} labels are not judged" in repr(criterion.suspects(5))
     strength.value.fill_(1.0)
     for u, y, i in last:
         criterion(u, y, i)

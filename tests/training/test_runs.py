@@ -158,6 +158,24 @@ def test_means_deviations_and_differences_pair_the_seeds():
     assert ours.difference[1] < ours.difference[0] < ours.difference[2]
 
 
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        ([0.85], "+5.00 (1 seed: no interval)"),
+        ([0.85, 0.95], "+5.00 (2 seeds: no interval)"),
+        ([0.85, 0.97], "+6.00 (2 seeds: no interval)"),
+        ([0.85, 0.95, 0.75], "+5.00 (equal in 3 seeds: no interval)"),
+        ([0.85, 0.95, 0.78], "+6.00 (+1.70 to +10.30)"),
+    ],
+)
+def test_two_seeds_or_equal_differences_give_no_interval(ours, said):
+    runs = [run("base", s, v) for s, v in enumerate([0.80, 0.90, 0.70])]
+    rows = comparison.comparison_table(
+        [*runs, *(run("elr", s, v) for s, v in enumerate(ours))], ["base", "elr"], "base"
+    )
+    assert [cells[-1] for cells in rows.cells] == ["", said]
+
+
 def test_all_methods_train_on_the_same_samples_even_if_one_needs_clean_ones():
     configs = comparison.plan(Config(noise="pair:0.3", limit=400), {"base": {}, "meta_weight": {}}, 2)
     assert [(c.method, c.seed) for c in configs] == [("base", 0), ("meta_weight", 0), ("base", 1), ("meta_weight", 1)]

@@ -214,7 +214,7 @@ def demo(
     if installed("matplotlib"):
         say(f"the most suspect ones:  {picture(best, out / 'suspects.png')}", wrap=False)
     say(f"figures:  {out / 'results.json'}", wrap=False)
-    say("in your own loop:  criterion = compensate.methods.mixcomp(num_samples=len(train))", wrap=False)
+    say("in your own loop:  criterion = compensate.methods.robust(num_samples=len(train), num_classes=10)", wrap=False)
     with console.status("auditing the first run's labels"):
         audited = audit_digits(out / "report.html", setting)
     say(

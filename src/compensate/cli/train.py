@@ -27,7 +27,9 @@ def train(
     patience: Annotated[int | None, o.option("Early-stopping patience, in epochs.")] = None,
     precision: o.Precision = None,
     accumulate: Annotated[int | None, o.option("Gradient accumulation steps.")] = None,
-    average: Annotated[float | None, o.option("Decay of a running mean of the weights to evaluate and store, e.g. 0.99.")] = None,
+    average: Annotated[
+        float | None, o.option("Decay of a mean of the weights to evaluate and store, below 1; 0.99 spans 100 steps.")
+    ] = None,
     out: Annotated[Path | None, o.option("Run folder [default: runs/NAME].")] = None,
     resume: Annotated[bool, o.option("Resume from the last checkpoint.", "--resume")] = False,
     every: Annotated[int | None, o.option("Steps between checkpoints [default: one checkpoint a minute].")] = None,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from compensate.core.batch import Batch
 from compensate.core.layout import chunks, distinct_rows, held_range, is_eager_cpu
 from compensate.core.stages import full_precision
-from compensate.core.validation import checked_classes, checked_index
+from compensate.core.validation import checked_classes, checked_index, checked_whole
 from compensate.errors import InputError, check, one_of
 
 Score = Literal["loss", "size", "margin"]
@@ -174,6 +174,12 @@ class Statistic(nn.Module):
 SHOWN = 10
 """The number of suspects that are printed."""
 
+EARLY = (
+    "early: labels were seen at most once on average, and a model that has learned little contradicts many right labels. "
+    "Train for more epochs before you trust this order"
+)
+"""What is printed below suspects of less than about an epoch."""
+
 BUFFER = 2**16
 """Logits of small batches that a record buffers to amortize call overhead: 51 batches of 128 samples and 10 classes."""
 
@@ -203,6 +209,10 @@ class Suspects:
     """(K,) the label number, if samples have several labels."""
     unjudged: int = 0
     """How many labels have no record: their samples were not seen in training, or the criterion withheld them."""
+    total: int = 0
+    """How many labels there are."""
+    early: bool = False
+    """True if a label was seen at most once on average, by a model that had learned little."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -217,10 +227,11 @@ class Suspects:
             for i, c, score, guess, flag in rows
         ]
         more = [f"... {len(self) - SHOWN} more"] if len(self) > SHOWN else []
-        none = [] if len(self) else ["    none: no sample was seen in training"]
-        unjudged = f"{self.unjudged} of all labels are not judged: not seen in training, or withheld by the criterion"
         head = f"{'index':>8}  {'label  ' * several}{'score':>8}  {'suggested':>9}  flagged"
-        return "\n".join([head, *lines, *more, *none, *[unjudged] * (self.unjudged > 0)])
+        if self.unjudged == self.total and not len(self):
+            return f"{head}\n    none: no sample was seen in training; train for some epochs before you call this"
+        unjudged = f"{self.unjudged} of {self.total} labels are not judged: not seen in training, or withheld from it"
+        return "\n".join([head, *lines, *more, *[unjudged] * (self.unjudged > 0), *[EARLY] * self.early])
 
 
 @final
@@ -269,10 +280,8 @@ class Evidence(Statistic):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        sizes = {"num_samples": num_samples, "num_labels": num_labels}
-        check(min(sizes.values()) >= 1, "the size of the training set, and the labels of a sample", **sizes)
-        self.num_labels = num_labels
-        num_samples *= num_labels
+        self.num_labels = num_labels = checked_whole("num_labels", num_labels, 1)
+        num_samples = checked_whole("num_samples", num_samples, 1) * num_labels
         if predictions and (lean or num_classes is None):
             raise InputError("a record of predictions needs num_classes=..., and is not lean: leave out lean=True.")
         self.num_samples, self.skip, self.score = num_samples, skip, score
@@ -440,7 +449,10 @@ class Evidence(Statistic):
         order = score.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
         judged = int((self.visits > 0).sum())
         flagged, order = self.mean("margin") < 0, order[:judged][:top]
-        suspects = Suspects(order, score[order], self.guess[order].long(), flagged[order], unjudged=len(score) - judged)
+        early = not self.skip and int(self.visits.sum()) <= len(score)
+        suspects = Suspects(
+            order, score[order], self.guess[order].long(), flagged[order], None, len(score) - judged, len(score), early
+        )
         labels = self.num_labels or 1
         return suspects if labels == 1 else replace(suspects, index=order // labels, label=order % labels)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,7 +33,7 @@ _NAN = (
     "lower the learning rate, or clip gradients; check='off' on the criterion skips this check."
 )
 _CLASSES = (
-    "a target lies outside 0..{last}, but the logits have {size} classes. Number the classes from 0, or mark samples without "
+    "{name} lies outside 0..{last}, but the logits have {size} classes. Number the classes from 0, or mark samples without "
     "a label with ignore_index ({ignored})."
 )
 _ROWS = (
@@ -52,15 +53,17 @@ def require_true(
         condition: the values that must be true.
         message: the error message.
         check: the mode of checking.
-        example: makes a prefix of the message in "sync" mode from the mask of failures.
+        example: makes the message in "sync" mode from the mask of failures.
     """
     if check in ("async", "kernels"):
         torch._assert_async(condition.all() if condition.ndim else condition, message)
     elif check == "sync" and not bool(condition.all()):
-        raise InputError(message if example is None else f"{example(~condition)}: {message}")
+        raise InputError(message if example is None else example(~condition))
 
 
-def check_range(values: Tensor, size: int, check: CheckMode, message: str, ignored: int = 0, **names: str) -> bool:
+def check_range(
+    values: Tensor, size: int, check: CheckMode, message: str, ignored: int = 0, name: str = "target", reader: str = ""
+) -> bool:
     """Whether values are known to lie in 0..size-1; raises if one lies outside and is not `ignored`, as indexing does in "kernels" mode."""
     if check in ("off", "kernels") or not values.numel():
         return False
@@ -69,9 +72,27 @@ def check_range(values: Tensor, size: int, check: CheckMode, message: str, ignor
         if least.item() >= 0 and most.item() < size:
             return True
     inside = (values >= 0) & (values < size) | (values == ignored)
-    message = message.format(size=size, last=size - 1, ignored=ignored, **names)
-    require_true(inside, message, check, lambda out: f"{names.get('name', 'target')} {int(values[out][0])}")
+    message = message.format(size=size, last=size - 1, ignored=ignored, name=name, reader=reader)
+    require_true(inside, message, check, lambda out: message.replace(name, f"{name} {int(values[out][0])}", 1))
     return False
+
+
+def checked_whole(name: str, value: Any, least: int | None = None) -> int:
+    """A whole number as an int, at least `least`; raises otherwise.
+
+    >>> checked_whole("num_samples", [5, 7])
+    Traceback (most recent call last):
+    compensate.errors.InputError: num_samples is a list; expected a whole number, such as len(dataset).
+    """
+    try:
+        size = operator.index(value)
+    except TypeError:
+        usual: object = "len(dataset)" if name == "num_samples" else 10
+        usual = round(value) if isinstance(value, float) and math.isfinite(value) else usual
+        given = value if isinstance(value, float | None) else f"a {type(value).__name__}"
+        raise InputError(f"{name} is {given}; expected a whole number, such as {usual}.") from None
+    check(least is None or size >= least, f"{least} or more {name.removeprefix('num_')}", **{name: size})
+    return size
 
 
 def check_state(own: Mapping[str, Tensor], state: Mapping[str, Any], prefix: str) -> None:
@@ -167,7 +188,7 @@ def _check_soft_labels(s: Batch, target: Tensor, check: CheckMode) -> None:
             f"with ignore_index ({s.criterion.ignore_index})."
         )
         inside = (target >= 0) & (target <= 1) | ~s.valid[:, None]
-        require_true(inside, message, check, lambda out: f"target {float(target[out][0]):g}")
+        require_true(inside, message, check, lambda out: f"target {float(target[out][0]):g}: {message}")
         return
     # In 32 bits: a sum of many small numbers would lose them in half precision. NaN fails every comparison.
     sums = target.sum(-1, dtype=torch.promote_types(target.dtype, torch.float32))
@@ -183,7 +204,7 @@ def _check_soft_labels(s: Batch, target: Tensor, check: CheckMode) -> None:
         if not bool(target[row].isfinite().all()):
             raise NotFinite(f"row {row} of the target contains NaN or infinity: {message}")
         total, least = float(sums[row]), float(target[row].min())
-        return f"row {row} of the target sums to {total:.4g}, its least entry is {least:.4g}"
+        return f"row {row} of the target sums to {total:.4g}, its least entry is {least:.4g}: {message}"
 
     require_true(proper, message, check, example)
 

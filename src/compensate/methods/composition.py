@@ -19,7 +19,7 @@ from compensate.core.layout import rowwise
 from compensate.core.proximal import L1, TINY, AtLeast, Ball, Between, row_norm
 from compensate.core.statistics import Evidence
 from compensate.core.tables import Category, Corpus, Fresh, Group, Sample, Table
-from compensate.core.validation import checked_keys
+from compensate.core.validation import checked_keys, checked_whole
 from compensate.errors import InputError, nearest
 from compensate.methods.registry import METHODS, Block, Formula, Method, Range, Real, Space
 from compensate.terms.adversarial import Adversarial
@@ -159,6 +159,8 @@ def compose(
     for name in sizes:
         if name not in CELL_SIZES:
             raise InputError(f'compose takes no argument "{name}"; {nearest(name, known)}')
+        if name.startswith("num_") and sizes[name] is not None:
+            sizes[name] = checked_whole(name, sizes[name], 2 if name == "num_classes" else 1)
     check_cell(Taxonomy(target, direction, inference, granularity))
     targets = ("logit", "feature") if target == "mixed" else tuple(target.split("+"))
     levels = ("sample", "category") if granularity == "mixed" else granularity.split("+")

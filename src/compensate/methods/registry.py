@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from compensate.core.batch import Batch, at
 from compensate.core.criterion import Compensated, Taxonomy
 from compensate.core.statistics import Evidence, Score, labels_of
-from compensate.core.validation import Reduction, checked_weights
+from compensate.core.validation import Reduction, checked_weights, checked_whole
 from compensate.errors import InputError, nearest, one_of
 from compensate.terms.adversarial import Adversarial
 
@@ -218,6 +217,7 @@ def method(
 
         @functools.wraps(function)
         def build(**arguments: Any) -> Compensated:
+            least = {"num_samples": 1, "num_classes": 2 - (arguments.get("base") == "bce")}  # one label has one logit
             for key, value in arguments.items():
                 if key == "base" and key not in known:
                     able = [row for row in METHODS if key in inspect.signature(METHODS[row].build).parameters]
@@ -233,9 +233,8 @@ def method(
                 if kinds <= {"int", "float", "Value"} and isinstance(value, str):
                     usual = default if isinstance(default, int | float) else 10 if kinds == {"int"} else 0.5
                     raise InputError(f'{key} is "{value}"; expected a number, such as {usual}.')
-                if kinds == {"int"} and isinstance(value, float):
-                    usual = round(value) if math.isfinite(value) else 10
-                    raise InputError(f"{key} is {value}; expected a whole number, such as {usual}.")
+                if kinds == {"int"} and (value is not None or default is not None):
+                    arguments[key] = checked_whole(key, value, least.get(key))
             given = {key: parameter.default for key, parameter in known.items()} | arguments
             samples = given.get("num_samples")
             labels = labels_of(given.get("base"), samples, given.get("num_classes")) if record else 1

@@ -70,7 +70,7 @@ class Doubt(Statistic):
         super().__init__()
         self.mean, self.rolls = mean, True
         self.sums = self.track("sums", torch.zeros(2, num_classes), merge="sum")
-        self.line = self.track("line", torch.ones(2, num_classes), merge="same")
+        self.line = self.track("line", torch.ones(3, num_classes), merge="same")
 
     def support(self, s: Batch) -> Tensor:
         """(B,) the running mean at the given label, relative to its largest entry; with several labels, its share.
@@ -96,14 +96,17 @@ class Doubt(Statistic):
         self.sums.index_add_(1, labels, torch.stack([support * counted, counted]))
 
     def end_epoch(self) -> None:
-        """The means of this epoch give the doubt of the next: its value without any support, and its slope."""
-        usual = (self.sums[0] / self.sums[1]).clamp(min=FLOOR)
+        """The means of this epoch give the doubt of the next: its value without any support, its slope, and the scale of guesses."""
+        total, count = self.sums
+        usual = (total / count).clamp(min=FLOOR)
         most = (GAIN * (2 * usual - 1)).clamp(0, 1)
-        self.line.copy_(torch.where(self.sums[1] > 0, torch.stack([most, most / usual]), self.line))
+        self.line.copy_(
+            torch.where(count > 0, torch.stack([most, most / usual, (count.mean() / count).sqrt()]), self.line)
+        )
         self.sums.zero_()
 
     def forward(self, s: Batch) -> Tensor:
-        most, slope = self.line.index_select(1, label_class(s)).unbind()
+        most, slope, _ = self.line.index_select(1, label_class(s)).unbind()
         return torch.addcmul(most, slope, self.support(s), value=-1).relu_().to(s.u.dtype)
 
 
@@ -131,14 +134,20 @@ class Agreement(Block):
 
     binary = True
 
-    def __init__(self, mean: RunningMean, strength: Value, lam: float) -> None:
+    def __init__(self, doubt: Doubt, strength: Value, lam: float) -> None:
         super().__init__()
         self.strength, self.lam = strength, lam
-        self._mean = (mean,)  # in a tuple: the label term has it, and rows are saved once
+        self._doubt = (doubt,)  # in a tuple: the label term has it, and rows are saved once
 
     def forward(self, s: Batch) -> Tensor:
         """(B,) the loss compensation."""
-        agreement = (self._mean[0](s) * distribution(s, s.p)).sum(-1)
+        doubt, p = self._doubt[0], distribution(s, s.p)
+        t = doubt.mean(s)
+        if s.places.binary:
+            agreement = (t * p).sum(-1)
+        else:
+            even = t * doubt.line[2]
+            agreement = (even * p).sum(-1) * (t.sum(-1).clamp(max=1 - FLOOR) / even.sum(-1))
         delta = torch.log1p(-agreement) * (at(self.strength, s) * self.lam)
         return delta if s.complete else torch.where(s.valid, delta, 0.0)
 
@@ -163,13 +172,14 @@ def robust(
 ) -> Compensated:
     r"""Compensation toward the model's own past predictions, as strong as the memorization that it measures in itself.
 
-    .. math:: \Delta y_i = s\, a_i (\bar t_i - y_i), \qquad \Delta l_i = s \lambda \log(1 - \langle t_i, p_i \rangle), \qquad
+    .. math:: \Delta y_i = s\, a_i (\bar t_i - y_i), \qquad \Delta l_i = s \lambda \log(1 - \langle \tilde t_i, p_i \rangle), \qquad
               a_i = \max\left(0,\; 1 - \frac{r_i}{\bar r_{y_i}}\right), \quad r_i = \frac{\langle t_i, y_i \rangle}{\max_c t_{i,c}}
 
     where :math:`t_i \leftarrow \beta t_i + (1 - \beta) p_i` is the running mean of the predictions of a sample and :math:`\bar t_i` is
-    :math:`t_i` divided by its sum. The doubt :math:`a_i` compares the support :math:`r_i` of the given label with :math:`\bar r_c`, the
-    mean support of its class over the last epoch, and is scaled by :math:`\min(1, \max(0, 5 (2 \bar r_c - 1)))`: a class that the model has
-    not learned yet is not doubted.
+    :math:`t_i` divided by its sum. With :math:`n_c` labels of class :math:`c`, :math:`\tilde t_{i,c} \propto t_{i,c} / \sqrt{n_c}` has the sum of
+    :math:`t_i`: without the root, the model prefers frequent classes more and more. The doubt :math:`a_i` compares the support
+    :math:`r_i` of the given label with :math:`\bar r_c`, the mean support of its class over the last epoch, and is scaled by
+    :math:`\min(1, \max(0, 5 (2 \bar r_c - 1)))`: a class that the model has not learned yet is not doubted.
 
     The strength :math:`s` starts at 0, which is cross entropy, and is measured once per epoch on a few labels that are withheld from the
     model (:class:`~compensate.terms.Strength`). It rises where the model memorizes labels and, once learning has stopped, where it
@@ -197,9 +207,10 @@ def robust(
     check(not isinstance(strength, int | float) or 0 <= strength <= 1, "a strength from 0 to 1", strength=strength)
     mean, value = RunningMean(rows, classes, beta, base is not None), measured or strength
     record = Evidence(num_samples, score="margin", num_classes=classes, num_labels=labels)
+    doubt = Doubt(mean, classes * labels)
     return Compensated(
-        label=TowardMean(Doubt(mean, classes * labels), value),
-        loss=Agreement(mean, value, lam),
+        label=TowardMean(doubt, value),
+        loss=Agreement(doubt, value, lam),
         base=base,
         record=record,
     )

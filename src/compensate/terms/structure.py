@@ -101,7 +101,7 @@ class EdgeRecord(Statistic):
     >>> criterion = Compensated(structure=record)
     >>> record.suspects()
        index     score  suggested  flagged
-        none: no sample was seen in training
+        none: no sample was seen in training; train for some epochs before you call this
     """
 
     def __init__(self, term: Any, num_edges: int) -> None:

@@ -31,6 +31,9 @@ OnEpoch = Callable[[Mapping[str, float]], None] | None
 LEVEL = 0.95
 """Level of confidence intervals."""
 
+FEWEST = 3
+"""The fewest seeds of an interval in the table: two may agree by chance, and their interval is then narrow or empty."""
+
 LAST = 5
 """The score of a trial is the mean over as many last epochs, which varies less than a single epoch."""
 
@@ -43,8 +46,9 @@ class Row:
         count: number of seeds.
         last, best: mean and standard deviation of the test accuracy, after the last epoch and after the epoch with the highest
             validation accuracy.
-        difference: `last` minus that of the baseline, paired by seed: mean and confidence interval (NaN for a single seed);
+        difference: `last` minus that of the baseline, paired by seed: mean and confidence interval (NaN if there is none);
             None for the baseline.
+        note: why there is no interval.
     """
 
     method: str
@@ -52,6 +56,7 @@ class Row:
     last: tuple[float, float]
     best: tuple[float, float]
     difference: tuple[float, float, float] | None
+    note: str = ""
 
 
 class Comparison(list[Row]):
@@ -66,12 +71,11 @@ class Comparison(list[Row]):
         def spread(mean: float, deviation: float) -> str:
             return f"{100 * mean:.2f}" + ("" if math.isnan(deviation) else f" ± {100 * deviation:.2f}")
 
-        def gap(difference: tuple[float, float, float] | None) -> str:
-            mean, low, high = (100 * value for value in difference or (0.0, 0.0, 0.0))
-            interval = "" if math.isnan(low) else f" ({low:+.2f} to {high:+.2f})"
-            return "" if difference is None else f"{mean:+.2f}{interval}"
+        def gap(row: Row) -> str:
+            mean, low, high = (100 * value for value in row.difference or (0.0, 0.0, 0.0))
+            return "" if row.difference is None else f"{mean:+.2f} ({row.note or f'{low:+.2f} to {high:+.2f}'})"
 
-        return [(r.method, str(r.count), spread(*r.last), spread(*r.best), gap(r.difference)) for r in self]
+        return [(r.method, str(r.count), spread(*r.last), spread(*r.best), gap(r)) for r in self]
 
     def _repr_html_(self) -> str:
         return html_table(self.HEAD, self.cells)
@@ -158,9 +162,13 @@ def comparison_table(runs: Sequence[Mapping[str, Any]], methods: Sequence[str], 
             continue
         shared = sorted(by_seed.keys() & results[baseline].keys())
         differences = [_accuracy(by_seed[s]["last"]) - _accuracy(results[baseline][s]["last"]) for s in shared]
-        difference = None if method == baseline or not shared else paired(differences)
+        difference, note = None if method == baseline or not shared else paired(differences), ""
+        if difference is not None and (len(shared) < FEWEST or np.ptp(differences) < 1e-9):
+            difference = (difference[0], math.nan, math.nan)
+            seeds = f"{len(shared)} seed{'s' * (len(shared) > 1)}"
+            note = f"{'equal in ' * (len(shared) >= FEWEST)}{seeds}: no interval"
         last, best = (spread([_accuracy(r[epoch]) for r in by_seed.values()]) for epoch in ("last", "best"))
-        rows.append(Row(method, len(by_seed), last, best, difference))
+        rows.append(Row(method, len(by_seed), last, best, difference, note))
     return rows
 
 
