@@ -6,14 +6,11 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from compensate.terms import strength
 from compensate.training.config import Config
 from compensate.training.workers import side_by_side
 from experiments import grid, human
 from experiments.archive import Archive, Record
-from experiments.comparing import table_lines
 from experiments.leading import LEADING, SEARCH_SEED, TABLES, accuracy, table_cells, tabular
 
 CHANGED = {"lam": (2.5, 10.0), "beta": (0.5, 0.9), "withheld": (0.01, 0.05), "MEMORY": (5.0, 20.0), "GAIN": (2.5, 10.0)}
@@ -75,21 +72,3 @@ def train(results: Path, runs: Path, data_dir: Path, workers: int | None, done: 
         if record:
             archive.add(record)
         done()
-
-
-def table(results: Path) -> str:
-    """For each data set, the variant that is best on the others, and what it gains there and on the one left out."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for record in Archive(results / "leading" / "strength-choice.jsonl"):
-        found.setdefault(record["data"], {}).setdefault(record["variant"], []).append(record["accuracy"])
-
-    def gain(variant: str, names: list[str]) -> float:
-        return float(np.mean([np.mean(found[n][variant]) - np.mean(found[n]["default"]) for n in names]))
-
-    rows = [["left out", "best on the others", "points over the default there", "on the one left out"]]
-    for name in found:
-        others = [other for other in found if other != name]
-        best = max(VARIANTS, key=lambda variant: gain(variant, others))
-        rows.append([name, best, f"{gain(best, others):+.2f}", f"{gain(best, [name]):+.2f}"])
-    rows += [[f"none: {v}", "", f"{gain(v, [*found]):+.2f}", ""] for v in VARIANTS if v != "default"]
-    return table_lines(rows)

@@ -51,7 +51,7 @@ def leading(
             with progress_bar("training") as bar:
                 task = bar.add_task("", total=None)
                 strength_choice.train(results, runs, data_dir or Path("data"), workers, lambda: bar.advance(task))
-        console.print(strength_choice.table(results), soft_wrap=True, markup=False)
+        console.print(study.leave_one_out(results / "leading" / "strength-choice.jsonl"), soft_wrap=True, markup=False)
         return
     failed = []
     if not show:
