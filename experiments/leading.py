@@ -338,7 +338,7 @@ def drawn(found: Sequence[Column]) -> Figure:
     ax.set_yticks(range(len(made)), [f"{group.name} ({group.columns})" for group in made], fontsize=9)
     ax.set_xlabel("points of test accuracy over cross entropy, 95 % intervals")
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=8, loc="lower right")
+    ax.legend(frameon=False, fontsize=8, loc="center right")
     return figure
 
 
