@@ -39,7 +39,7 @@ class Strength(Statistic):
     the standard error of :math:`W`. The difference :math:`P - W` in the first epoch, where no label can have been memorized yet, is
     chance and is subtracted later. The first argument is the memorized share of the labels that the model cannot predict. The second
     is positive where the model is right more often than not in a class: its own predictions can then be trusted. It counts once the model
-    memorizes or has stopped learning: :math:`P - W - \sigma` is positive, or :math:`W` has risen by less than :math:`\sigma` in the epoch.
+    memorizes or learns slowly: the first argument is positive, or :math:`W` has risen by less than :math:`\sigma` in the last epoch.
 
     Samples that were withheld are trained on, and recorded as all others, once the strength is 1, since it cannot rise further. Before, they are
     never suspects.
