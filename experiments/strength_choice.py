@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
+from compensate.errors import InputError
 from compensate.terms import strength
 from compensate.training.config import Config
 from compensate.training.workers import side_by_side
@@ -40,8 +41,8 @@ def cases(reproduced: Path, runs: Path) -> dict[str, list[Config]]:
     return found
 
 
-def work(name: str, variant: str, config: Config, runs: Path, data_dir: Path) -> Record:
-    """One training with a variant; empty if it failed."""
+def work(name: str, variant: str, config: Config, runs: Path, data_dir: Path) -> Record | str:
+    """One training with a variant, or the message of an input error."""
     changes = VARIANTS[variant]
     for module in map(importlib.import_module, ("compensate.terms.strength", "compensate.methods.robust")):
         for constant in CONSTANTS.keys() & vars(module).keys():
@@ -49,18 +50,14 @@ def work(name: str, variant: str, config: Config, runs: Path, data_dir: Path) ->
     hyper = {key: value for key, value in changes.items() if key not in CONSTANTS}
     record = grid.work(config.replace(hyper=hyper), False, runs / "choice" / variant, data_dir)[1]
     if isinstance(record, str):
-        return {}
+        return record
     return {"id": f"{config.id} {variant}", "data": name, "variant": variant, "accuracy": accuracy(record)}
-
-
-def lost(name: str, variant: str, config: Config, runs: Path, data_dir: Path) -> Record:
-    """In place of the record of a run whose process died."""
-    return {}
 
 
 def train(results: Path, runs: Path, data_dir: Path, workers: int | None, done: Callable[[], None]) -> None:
     """Trains the missing runs."""
     archive = Archive(results / "leading" / "strength-choice.jsonl")
+    human.write_sets(data_dir, runs / "human")
     jobs = [
         (name, variant, config, runs, data_dir)
         for variant in VARIANTS
@@ -68,7 +65,8 @@ def train(results: Path, runs: Path, data_dir: Path, workers: int | None, done: 
         for config in configs
         if archive.get(f"{config.id} {variant}") is None
     ]
-    for record in side_by_side(work, jobs, workers, lost=lost):
-        if record:
-            archive.add(record)
+    for record in side_by_side(work, jobs, workers, lost=grid.lost_run):
+        if isinstance(record, str):
+            raise InputError(record)
+        archive.add(record)
         done()

@@ -33,6 +33,8 @@ def leading(
     from experiments.grid import Place
 
     if data is not None:
+        if choose:
+            raise InputError("--choose has data sets of its own; leave out the file.")
         if not data.is_file():
             raise InputError(f"{data} is not a file; expected an .npz with x_train, y_train, x_test and y_test.")
         with progress_bar("training") as bar:
