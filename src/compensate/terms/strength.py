@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.statistics import Statistic
+from compensate.core.validation import checked_whole
 from compensate.errors import check
 
 MEMORY = 10.0
@@ -68,6 +69,8 @@ class Strength(Statistic):
         self, num_samples: int, num_classes: int, share: float = 0.02, seed: int = 0, several: bool = False
     ) -> None:
         super().__init__()
+        num_samples = checked_whole("num_samples", num_samples, 1)
+        num_classes = checked_whole("num_classes", num_classes, 1)
         check(0 < share < 0.5, "a share of the samples between 0 and 0.5", share=share)
         self.num_samples, self.rolls, self.several = num_samples, True, several
         count = round(max(share * num_samples, min(ENOUGH_WITHHELD, 0.1 * num_samples)))
