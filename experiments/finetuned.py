@@ -14,6 +14,7 @@ from compensate.data import noise as noises
 from compensate.data.dataset import Dataset, Source
 from compensate.errors import InputError
 from compensate.training.workers import side_by_side
+from experiments import grid
 from experiments.archive import Archive
 
 ENCODER = "all-MiniLM-L6-v2"
@@ -40,7 +41,7 @@ def texts(name: str, part: str, count: int, seed: int, data_dir: Path) -> tuple[
     return frame["text"].tolist(), labels[0], labels[1]
 
 
-def train_one(column: str, method: str, seed: int, data_dir: Path) -> dict[str, Any]:
+def train_one(column: str, method: str, seed: int, data_dir: Path) -> dict[str, Any] | str:
     """The record of one training."""
     from compensate.auditing.network import find_tunable, prepare_finetuning
     from compensate.training import evaluate
@@ -60,7 +61,7 @@ def train_one(column: str, method: str, seed: int, data_dir: Path) -> dict[str, 
     encoder = find_tunable(data, ENCODER)
     model, samples, recipe = prepare_finetuning(data, encoder, classes)
     settings = {**recipe, "epochs": EPOCHS, "lr": LR}
-    record = train_and_record(samples, given, classes, model=model, method=method, seed=seed, **settings)  # fmt: skip
+    record = train_and_record(samples, given, classes, model=model, method=method, seed=seed, **settings)
     held = prepare_finetuning(other, encoder, classes)[1]
     held.labels[:] = test
     return {
@@ -70,18 +71,14 @@ def train_one(column: str, method: str, seed: int, data_dir: Path) -> dict[str, 
     }  # fmt: skip
 
 
-def lost(column: str, method: str, seed: int, data_dir: Path) -> dict[str, Any]:
-    """In place of the record of a run whose process died."""
-    return {}
-
-
 def train(archive: Archive, data_dir: Path, workers: int | None, seeds: int, done: Callable[[], None]) -> None:
     """Trains the missing runs."""
     jobs = [(column, method, seed, data_dir) for column in COLUMNS for seed in range(seeds) for method in METHODS]
     missing = [job for job in jobs if archive.get(f"{job[0]} {job[1]} {job[2]}") is None]
-    for record in side_by_side(train_one, missing, workers, backend="local", lost=lost):
-        if record:
-            archive.add(record)
+    for record in side_by_side(train_one, missing, workers, lost=grid.lost_run):
+        if isinstance(record, str):
+            raise InputError(record)
+        archive.add(record)
         done()
 
 

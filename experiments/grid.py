@@ -78,6 +78,11 @@ def _lost(config: Config, attacked: bool, runs: Path, data_dir: Path | None) -> 
     return config, LOST
 
 
+def lost_run(*job: Any) -> str:
+    """In place of the record of a run whose process died."""
+    return LOST
+
+
 def adversarial_accuracy(
     model: nn.Module, data: Dataset, eps: float, *, steps: int = 20, limit: int = ATTACKED
 ) -> float:

@@ -6,14 +6,12 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
+from compensate.errors import InputError
 from compensate.terms import strength
 from compensate.training.config import Config
 from compensate.training.workers import side_by_side
 from experiments import grid, human
 from experiments.archive import Archive, Record
-from experiments.comparing import table_lines
 from experiments.leading import LEADING, SEARCH_SEED, TABLES, accuracy, table_cells, tabular
 
 CHANGED = {"lam": (2.5, 10.0), "beta": (0.5, 0.9), "withheld": (0.01, 0.05), "MEMORY": (5.0, 20.0), "GAIN": (2.5, 10.0)}
@@ -30,7 +28,7 @@ def cases(reproduced: Path, runs: Path) -> dict[str, list[Config]]:
     """The trainings of each data set, without noise and with it, with a seed that is not reported."""
     found: dict[str, list[Config]] = {}
     for name in TABLES:
-        if name in ("table-1-cifar10", "table-8-imdb", "table-9-sst2"):
+        if name in ("table-1-cifar10", "table-9-sst2"):
             for cell in table_cells(name, reproduced, 1):
                 if cell.row == f"{LEADING}-default" and cell.config.noise in NOISE:
                     found.setdefault(cell.config.data, []).append(cell.config.replace(seed=SEARCH_SEED))
@@ -43,8 +41,8 @@ def cases(reproduced: Path, runs: Path) -> dict[str, list[Config]]:
     return found
 
 
-def work(name: str, variant: str, config: Config, runs: Path, data_dir: Path) -> Record:
-    """One training with a variant; empty if it failed."""
+def work(name: str, variant: str, config: Config, runs: Path, data_dir: Path) -> Record | str:
+    """One training with a variant, or the message of an input error."""
     changes = VARIANTS[variant]
     for module in map(importlib.import_module, ("compensate.terms.strength", "compensate.methods.robust")):
         for constant in CONSTANTS.keys() & vars(module).keys():
@@ -52,18 +50,14 @@ def work(name: str, variant: str, config: Config, runs: Path, data_dir: Path) ->
     hyper = {key: value for key, value in changes.items() if key not in CONSTANTS}
     record = grid.work(config.replace(hyper=hyper), False, runs / "choice" / variant, data_dir)[1]
     if isinstance(record, str):
-        return {}
+        return record
     return {"id": f"{config.id} {variant}", "data": name, "variant": variant, "accuracy": accuracy(record)}
-
-
-def lost(name: str, variant: str, config: Config, runs: Path, data_dir: Path) -> Record:
-    """In place of the record of a run whose process died."""
-    return {}
 
 
 def train(results: Path, runs: Path, data_dir: Path, workers: int | None, done: Callable[[], None]) -> None:
     """Trains the missing runs."""
     archive = Archive(results / "leading" / "strength-choice.jsonl")
+    human.write_sets(data_dir, runs / "human")
     jobs = [
         (name, variant, config, runs, data_dir)
         for variant in VARIANTS
@@ -71,25 +65,8 @@ def train(results: Path, runs: Path, data_dir: Path, workers: int | None, done: 
         for config in configs
         if archive.get(f"{config.id} {variant}") is None
     ]
-    for record in side_by_side(work, jobs, workers, lost=lost):
-        if record:
-            archive.add(record)
+    for record in side_by_side(work, jobs, workers, lost=grid.lost_run):
+        if isinstance(record, str):
+            raise InputError(record)
+        archive.add(record)
         done()
-
-
-def table(results: Path) -> str:
-    """For each data set, the variant that is best on the others, and what it gains there and on the one left out."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for record in Archive(results / "leading" / "strength-choice.jsonl"):
-        found.setdefault(record["data"], {}).setdefault(record["variant"], []).append(record["accuracy"])
-
-    def gain(variant: str, names: list[str]) -> float:
-        return float(np.mean([np.mean(found[n][variant]) - np.mean(found[n]["default"]) for n in names]))
-
-    rows = [["left out", "best on the others", "points over the default there", "on the one left out"]]
-    for name in found:
-        others = [other for other in found if other != name]
-        best = max(VARIANTS, key=lambda variant: gain(variant, others))
-        rows.append([name, best, f"{gain(best, others):+.2f}", f"{gain(best, [name]):+.2f}"])
-    rows += [[f"none: {v}", "", f"{gain(v, [*found]):+.2f}", ""] for v in VARIANTS if v != "default"]
-    return table_lines(rows)

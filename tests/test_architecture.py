@@ -37,7 +37,7 @@ APART = [({"core", "terms", "methods"}, {"data", "encoders", "models"}), ({"data
 """Packages of the first set import none of the second, whatever their layers."""
 
 LONGEST = 1_000
-FILES_AT_MOST, LINES_AT_MOST = 143, 38_500
+FILES_AT_MOST, LINES_AT_MOST = 143, 38_560
 """The budget of the package; lower it with the code. A new capability may raise it by the lines that it earns."""
 BRITISH = re.compile(
     r"(?i)colour|behaviour|neighbour|centre|labelled|catalogue|"

@@ -137,7 +137,7 @@ def test_demo_runs_end_to_end(tmp_path):
     )
     assert (tmp_path / "out" / "suspects.png").read_bytes().startswith(b"\x89PNG")
     stored = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert {run["method"] for run in stored["runs"]} == {"base", "logcomp", "mixcomp"}
+    assert {run["method"] for run in stored["runs"]} == {"base", "robust", "mixcomp"}
     assert all(len(run["accuracy"]) == 2 for run in stored["runs"])
     page = tmp_path / "out" / "report.html"
     assert str(page) in "".join(said.split("\n"))

@@ -33,6 +33,8 @@ def leading(
     from experiments.grid import Place
 
     if data is not None:
+        if choose:
+            raise InputError("--choose has data sets of its own; leave out the file.")
         if not data.is_file():
             raise InputError(f"{data} is not a file; expected an .npz with x_train, y_train, x_test and y_test.")
         with progress_bar("training") as bar:
@@ -51,7 +53,7 @@ def leading(
             with progress_bar("training") as bar:
                 task = bar.add_task("", total=None)
                 strength_choice.train(results, runs, data_dir or Path("data"), workers, lambda: bar.advance(task))
-        console.print(strength_choice.table(results), soft_wrap=True, markup=False)
+        console.print(study.leave_one_out(results / "leading" / "strength-choice.jsonl"), soft_wrap=True, markup=False)
         return
     failed = []
     if not show:

@@ -147,7 +147,7 @@ FIGURES: dict[str, Drawing] = {
         "beyond the paper",
         trained.measured_strength,
         "digits",
-        "Digits with their original labels and with 30 % random labels. The strength rises once learning slows down and withheld labels are predicted "
+        "Digits with their original labels and with 30 % random labels. The strength rises once learning has slowed down and withheld labels are predicted "
         "well; the distance between the probabilities of trained and of withheld labels is what the model memorizes.",
         {
             "cifar10": "CIFAR-10, a small network on 16 × 16 pixels without augmentation. Withheld labels are hardly predicted, and the strength rises "

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 DEMO_METHODS: dict[str, dict[str, Any]] = {
     "base": {},
-    "logcomp": {"lam": 0.05, "lr": 2.0},
+    "robust": {},
     "mixcomp": {"eta": 5.0, "pro": 45.0, "warmup": 0.0, "floor": 0.0},
 }
-"""The methods of the demonstration; `python -m experiments demo-search` found their hyper-parameters on other seeds."""
+"""The methods of the demonstration; `python -m experiments demo-search` found the hyper-parameters of mixcomp on other seeds."""
 
 
 class Job(NamedTuple):

@@ -56,7 +56,7 @@ def test_evidence_is_the_mean_over_visits():
 def test_suspects_are_ranked_suggested_and_flagged():
     criterion = Compensated(record=Evidence(6))
     empty = repr(criterion.suspects())
-    assert "no sample was seen in training; train for some epochs before you call this" in empty
+    assert "nothing was seen in training; train for some epochs before you call this" in empty
     assert "not judged" not in empty, "it is said once"
     u = torch.tensor([[9.0, 0.0, 1.0], [0.0, 9.0, 0.0], [0.0, 0.0, 1.0]])
     criterion(u, torch.tensor([1, 1, 2]), torch.tensor([4, 0, 2]))
@@ -72,7 +72,7 @@ def test_a_record_says_how_many_labels_it_judges_and_that_it_is_early():
     u, y = torch.eye(4)[:, :3], torch.tensor([0, 1, 2, 1])
     criterion(u[:3], y[:3], torch.arange(3))
     assert "1 of 4 labels are not judged" in repr(criterion.suspects(top=1))
-    assert "no sample" not in repr(criterion.suspects(top=0))
+    assert "nothing was seen" not in repr(criterion.suspects(top=0))
     criterion(u[3:], y[3:], torch.tensor([3]))
     found = criterion.suspects()  # after one whole epoch
     assert found.early
@@ -80,6 +80,14 @@ def test_a_record_says_how_many_labels_it_judges_and_that_it_is_early():
     criterion(u, y, torch.arange(4))
     assert not criterion.suspects().early
     assert "early" not in repr(criterion.suspects())
+
+
+def test_a_record_of_more_rows_than_are_trained_on_is_early_by_those_it_has_seen():
+    criterion, y = Compensated(record=Evidence(1000)), torch.arange(100) % 3
+    for visits in (1, 2):
+        criterion(torch.eye(3)[y], y, torch.arange(100))
+        assert criterion.suspects().early == (visits == 1), visits
+    assert "900 of 1000 labels are not judged" in repr(criterion.suspects())
 
 
 def test_a_record_that_skips_the_first_epochs_is_not_early():

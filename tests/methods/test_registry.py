@@ -19,7 +19,7 @@ from compensate.cli.methods import measured_change
 from compensate.core.criterion import PATIENCE
 from compensate.methods import find
 from compensate.methods.label import local_dimensionality
-from compensate.terms import Category, Ramp
+from compensate.terms import Category, Corpus, Evidence, Ramp, Sample, Strength
 from tiny import TinyNet
 
 # Registry
@@ -61,6 +61,7 @@ def test_a_text_in_place_of_a_number_is_named(name, given, said):
     [
         ({"num_samples": TensorDataset(torch.zeros(9))}, "num_samples is a TensorDataset; expected a whole number, such as len(dataset)."),
         ({"num_samples": torch.zeros(9, dtype=torch.long)}, "num_samples is a Tensor; expected a whole number, such as len(dataset)."),
+        ({"num_samples": True}, "num_samples is True; expected a whole number, such as len(dataset)."),
         ({"num_samples": 0}, "num_samples is 0; expected 1 or more samples."),
         ({"num_classes": ["cat", "dog"]}, "num_classes is a list; expected a whole number, such as 10."),
         ({"num_classes": 1}, "num_classes is 1; expected 2 or more classes."),
@@ -73,6 +74,26 @@ def test_something_else_in_place_of_a_size_is_named(name, given, said):
         right = {key: value for key, value in SIZES.items() if key in wanted}
         with pytest.raises(InputError, match=re.escape(said)):
             row.build(**{**row.example(SIZES), **right, **given})
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda: Strength([3], 2), "num_samples is a list; expected a whole number, such as len(dataset)."),
+        (lambda: Strength(500, 2.5), "num_classes is 2.5; expected a whole number, such as 2."),
+        (lambda: Sample([5], 3), "num_samples is a list; expected a whole number, such as len(dataset)."),
+        (lambda: Sample(5.5, 3), "num_samples is 5.5; expected a whole number, such as 6."),
+        (lambda: Sample(0, 3), "num_samples is 0; expected 1 or more samples."),
+        (lambda: Sample(5, (3,)), "a size of Sample is a tuple; expected a whole number, such as 10."),
+        (lambda: Sample(5, True), "a size of Sample is True; expected a whole number, such as 10."),
+        (lambda: Category("cat", 2), "a size of Category is a str; expected a whole number, such as 10."),
+        (lambda: Corpus(3, 0), "Corpus(1, 3, 0): all sizes must be positive."),
+        (lambda: Evidence(True), "num_samples is True; expected a whole number, such as len(dataset)."),
+    ],
+)
+def test_something_else_in_place_of_the_size_of_a_part_is_named(build, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        build()
 
 
 def test_one_label_is_enough_where_each_class_is_a_label():

@@ -71,6 +71,17 @@ def test_sure_predictions_of_a_rare_class_have_a_finite_loss():
     assert -50 < float(loss) < -20  # log(0.0001) times 5
 
 
+@pytest.mark.parametrize(("classes", "present"), [(10, 10), (1000, 400), (1000, 10)])
+def test_agreement_does_not_depend_on_the_number_of_classes(classes, present):
+    criterion = methods.robust(num_samples=N, num_classes=classes, strength=1.0)
+    y = torch.arange(N) % present
+    u = torch.full((N, classes), 0.01 / (classes - 1)).scatter(1, y[:, None], 0.99).log()
+    for _ in range(30):
+        loss = criterion(u, y, torch.arange(N))
+        criterion.end_epoch()
+    assert float(loss) == pytest.approx(5 * np.log(1 - 0.99**2), rel=0.05)
+
+
 def test_a_class_that_is_not_learned_is_not_doubted():
     criterion = methods.robust(num_samples=N, num_classes=2, strength=1.0, lam=0.0)
     y = (torch.arange(N) < 20).long()
@@ -161,7 +172,7 @@ def test_the_strength_is_that_of_a_naive_loop(shift, memorized):
     assert (max(expected) > 0) == (shift > 0)
 
 
-def test_good_predictions_raise_the_strength_only_where_learning_has_stopped():
+def test_good_predictions_raise_the_strength_only_where_learning_has_slowed_down():
     """The withheld labels are predicted ever better, and trained ones no better than these."""
     criterion = methods.robust(num_samples=N, num_classes=C)
     for epoch in [*batches(3, shift=2.0), [*batches(3, shift=2.0)][-1]]:

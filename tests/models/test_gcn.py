@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from compensate import Compensated, InputError, compose, meta_step
 from compensate.core.criterion import change
 from compensate.models import GCN
-from compensate.terms import L1, Between
+from compensate.terms import L1, Between, EdgeRecord
 from compensate.terms.structure import Dissimilarity, Edges
 from experiments.data import neighbor_graph, with_wrong_edges
 
@@ -85,6 +85,16 @@ def test_a_number_that_edges_share_is_charged_once(weight):
     s = Compensated(structure=table, weight=weight).double().evaluate(net, nodes, y)
     plain = F.cross_entropy(dense(net, -0.3)[:4], y, weight=None if weight is None else torch.tensor(weight).double())
     torch.testing.assert_close(s.loss, plain + 0.2 * 0.3)
+
+
+def test_a_record_of_edges_states_only_before_training_that_nothing_was_seen():
+    record = EdgeRecord(Edges(5, penalty=L1(1e-3), lr=0.1), 5)
+    criterion = Compensated(structure=record).double()
+    assert "none: nothing was seen in training" in repr(record.suspects())
+    criterion.evaluate(small(), torch.arange(4), torch.tensor([0, 1, 1, 0])).loss.backward()
+    assert len(record.suspects(top=0)) == 0
+    assert "none" not in repr(record.suspects(top=0))
+    assert "not judged" not in repr(record.suspects())
 
 
 def test_prior_knowledge_is_how_unlike_the_ends_are():

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 
 from compensate import METHODS, InputError
 from compensate.data import Dataset, Splits, batches, digits
-from compensate.methods import logcomp
+from compensate.methods import base, logcomp
 from compensate.training import Config, evaluate, fit, load_config, load_model, make_model, predict, prepare_run
-from compensate.training.step import rate
+from compensate.training.checkpoint import load_weights
+from compensate.training.step import Learner, rate
 
 
 def small(**changes) -> Config:
@@ -113,6 +114,24 @@ def test_averaged_weights_are_evaluated_and_resumed(tmp_path):
     assert resumed.history == result.history
     for a, b in zip(resumed.model.parameters(), result.model.parameters(), strict=True):
         assert torch.equal(a, b)
+    stored = load_weights(folder / "model.safetensors")
+    assert all(torch.equal(stored[name], value) for name, value in result.model.state_dict().items())
+
+
+def test_the_mean_of_the_weights_follows_each_step_and_leaves_constants():
+    model = torch.nn.Linear(3, 2)
+    constants = {"order": torch.arange(64), "mask": torch.full((2,), -torch.inf)}
+    for name, value in constants.items():
+        model.register_buffer(name, value.clone())
+    learner = Learner(model, base(), lambda p: torch.optim.SGD(p, 0.5), average=0.8)
+    mean = None
+    for _ in range(6):
+        learner.step(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4), lr=0.5)
+        now = model.weight.detach().clone()
+        mean = now if mean is None else 0.8 * mean + 0.2 * now
+    assert torch.allclose(learner.averaged.weight, mean, atol=1e-6)
+    assert not torch.allclose(model.weight, mean, atol=1e-3)
+    assert all(torch.equal(learner.averaged.get_buffer(name), value) for name, value in constants.items())
 
 
 def test_mixed_precision_trains_in_bfloat16_and_back():

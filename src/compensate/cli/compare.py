@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def compare(
     shared: o.TrainingOptions,
     *,
-    methods: Annotated[str | None, o.option("Methods, separated by commas [default: base,logcomp,mixcomp].")] = None,
+    methods: Annotated[str | None, o.option("Methods, separated by commas [default: base,robust,logcomp,mixcomp].")] = None,
     hyper: Annotated[list[str] | None, o.option("Hyper-parameter of a method, e.g. logcomp.lam=0.1; may be repeated.")] = None,
     seeds: Annotated[int | None, o.option("Number of seeds [default: 3].", min=1)] = None,
     baseline: Annotated[str | None, o.option("Baseline of the differences [default: the first method].")] = None,
@@ -38,7 +38,7 @@ def compare(
 ) -> None:  # fmt: skip
     """Compare methods over several seeds, in worker processes with one thread each.
 
-    **Example:** `compensate compare digits --noise pair:0.3 --methods base,logcomp,mixcomp --seeds 3`
+    **Example:** `compensate compare digits --noise pair:0.3 --methods base,robust,elr --seeds 3`
 
     The same command resumes: finished runs are read, unfinished ones continue from their checkpoints.
     """
@@ -104,7 +104,7 @@ def _methods(
     if names is not None:
         named = [find(name.strip()).name for name in names.split(",") if name.strip()]
         known = {name: known.get(name, {}) for name in named}
-    known = known or {"base": {}, "logcomp": {}, "mixcomp": {}}
+    known = known or {"base": {}, "robust": {}, "logcomp": {}, "mixcomp": {}}
 
     def among(name: str) -> str:
         method = find(name).name

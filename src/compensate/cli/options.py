@@ -125,7 +125,7 @@ class TrainingOptions:
     def build(self, merged: Mapping[str, Any]) -> Config:
         """The configuration."""
         if not merged.get("data"):
-            raise InputError("no data set is given; write for example: compensate train digits --method logcomp.")
+            raise InputError("no data set is given; write for example: compensate train digits --method robust.")
         check_path(str(merged["data"]))
         from compensate import methods, training
 

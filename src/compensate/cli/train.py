@@ -41,7 +41,7 @@ def train(
 ) -> None:
     """Train a model with any method; the run can be interrupted and resumed exactly.
 
-    **Example:** `compensate train digits --method logcomp --noise pair:0.2`
+    **Example:** `compensate train digits --method robust --noise pair:0.2`
 
     Distributed: `torchrun --nproc-per-node 2 -m compensate train ...`, or `accelerate launch -m compensate train ...`
 

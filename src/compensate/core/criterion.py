@@ -252,7 +252,7 @@ class Compensated(nn.Module):
         self.fast = True
         """Whether one softmax may give the losses and their slope; false computes everything by definition."""
         one_of("onto", onto, *ONTO)
-        if isinstance(base, str) and base != "bce":
+        if base not in ("bce", None) and not callable(base):
             raise InputError(
                 f'base is "{base}"; expected "bce", a function of logits and targets, or none for cross entropy.'
             )

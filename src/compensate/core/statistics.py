@@ -210,9 +210,9 @@ class Suspects:
     unjudged: int = 0
     """How many labels have no record: their samples were not seen in training, or the criterion withheld them."""
     total: int = 0
-    """How many labels there are."""
+    """How many labels there are, or edges."""
     early: bool = False
-    """True if a label was seen at most once on average, by a model that had learned little."""
+    """True if a judged label was seen at most once on average, by a model that had learned little."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -228,8 +228,8 @@ class Suspects:
         ]
         more = [f"... {len(self) - SHOWN} more"] if len(self) > SHOWN else []
         head = f"{'index':>8}  {'label  ' * several}{'score':>8}  {'suggested':>9}  flagged"
-        if self.unjudged == self.total and not len(self):
-            return f"{head}\n    none: no sample was seen in training; train for some epochs before you call this"
+        if self.total and self.unjudged == self.total:
+            return f"{head}\n    none: nothing was seen in training; train for some epochs before you call this"
         unjudged = f"{self.unjudged} of {self.total} labels are not judged: not seen in training, or withheld from it"
         return "\n".join([head, *lines, *more, *[unjudged] * (self.unjudged > 0), *[EARLY] * self.early])
 
@@ -449,7 +449,7 @@ class Evidence(Statistic):
         order = score.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
         judged = int((self.visits > 0).sum())
         flagged, order = self.mean("margin") < 0, order[:judged][:top]
-        early = not self.skip and int(self.visits.sum()) <= len(score)
+        early = not self.skip and int(self.visits.sum()) <= judged
         suspects = Suspects(
             order, score[order], self.guess[order].long(), flagged[order], None, len(score) - judged, len(score), early
         )

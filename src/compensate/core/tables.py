@@ -21,7 +21,7 @@ from compensate.core.layout import CHUNK, chunks, distinct_rows, held_range, is_
 from compensate.core.proximal import L1, Bound, GroupL2, Penalty
 from compensate.core.stages import full_precision
 from compensate.core.stores import Spec, Store, choose, restored
-from compensate.core.validation import checked_index, checked_keys
+from compensate.core.validation import checked_index, checked_keys, checked_whole
 from compensate.errors import InputError, check, one_of
 
 Update = Literal["prox", "subgradient", "meta", "manual", "inner"]
@@ -84,15 +84,15 @@ class Table(nn.Module, ABC):
         store: Store = "dense",
     ) -> None:
         super().__init__()
-        if rows < 1 or any(size < 1 for size in shape):
-            raise InputError(f"{type(self).__name__}{(rows, *shape)}: all sizes must be positive.")
+        self.shape = tuple(checked_whole(f"a size of {type(self).__name__}", size) for size in (rows, *shape))
+        if min(self.shape) < 1:
+            raise InputError(f"{type(self).__name__}{self.shape}: all sizes must be positive.")
         check(lr > 0, "a positive step", lr=lr)
         one_of("update", update, *_INFERENCE)
-        self.shape = (rows, *shape)
         own = update in ("meta", "manual")
         spec = Spec.of(store)
         leaves_zeros = update == "prox" and isinstance(penalty, L1 | GroupL2)
-        self.store = choose(spec, rows, shape, movable=not own and init == 0, sparse=leaves_zeros)
+        self.store = choose(spec, self.shape[0], self.shape[1:], movable=not own and init == 0, sparse=leaves_zeros)
         """The rows, if they are not the tensor `weight`."""
         self.compact = self.store is None and spec.dtype != "float32"
         if self.store is not None:
@@ -292,6 +292,7 @@ class Sample(Table):
     granularity = "sample"
 
     def __init__(self, num_samples: int, *shape: int, store: Store = "auto", **settings: Any) -> None:
+        num_samples = checked_whole("num_samples", num_samples, 1)
         held = held_range(num_samples)
         super().__init__(len(held), *shape, store=store, **settings)
         self.num_samples = num_samples

@@ -85,11 +85,13 @@ def checked_whole(name: str, value: Any, least: int | None = None) -> int:
     compensate.errors.InputError: num_samples is a list; expected a whole number, such as len(dataset).
     """
     try:
+        if isinstance(value, bool):
+            raise TypeError
         size = operator.index(value)
     except TypeError:
         usual: object = "len(dataset)" if name == "num_samples" else 10
         usual = round(value) if isinstance(value, float) and math.isfinite(value) else usual
-        given = value if isinstance(value, float | None) else f"a {type(value).__name__}"
+        given = value if isinstance(value, float | bool | None) else f"a {type(value).__name__}"
         raise InputError(f"{name} is {given}; expected a whole number, such as {usual}.") from None
     check(least is None or size >= least, f"{least} or more {name.removeprefix('num_')}", **{name: size})
     return size

@@ -227,6 +227,8 @@ def method(
                     raise InputError(f'{name} has no base="bce": {why}. Methods that have it: {", ".join(able)}.')
                 if key not in known:
                     raise InputError(f'{name} has no argument "{key}"; {nearest(key, known)}')
+                if key == "base":
+                    one_of("base", value, "bce", None)
                 # A text is neither a number nor a schedule, and a fraction is not a whole number.
                 default = known[key].default
                 kinds = {kind.strip() for kind in str(known[key].annotation).split("|")} - {"None"}

@@ -17,7 +17,7 @@ from compensate.terms.strength import GAIN, Strength
 __all__ = ["robust"]
 
 FLOOR = 1e-4
-"""Predictions are kept this far from 0 and 1 in the running means."""
+"""Predictions are kept this far from 0 and 1 in the running means; with more than ten classes, closer to 0."""
 
 
 def distribution(s: Batch, values: Tensor) -> Tensor:
@@ -40,6 +40,7 @@ class RunningMean(Statistic):
         super().__init__()
         check(0 <= beta < 1, "a momentum in [0, 1)", beta=beta)
         self.num_samples, self.beta = num_samples, beta
+        self.floor = min(FLOOR, 10 * FLOOR / num_classes)  # the floors of all classes have a sum of at most 0.001
         self.num_classes = None if several else num_classes  # the logits of several labels have one column
         self.rows = self.track("rows", torch.zeros(num_samples, num_classes), merge="rows")
 
@@ -52,7 +53,7 @@ class RunningMean(Statistic):
     def forward(self, s: Batch) -> Tensor:
         """The means with the predictions of this batch."""
         if self not in s.shared:
-            p = distribution(s, s.p.detach()).clamp(FLOOR, 1 - FLOOR)
+            p = distribution(s, s.p.detach()).clamp(self.floor, 1 - FLOOR)
             s.shared[self] = torch.lerp(p, self.rows.index_select(0, self.index(s)).to(p.dtype), self.beta)
         return s.shared[self]
 
@@ -98,11 +99,10 @@ class Doubt(Statistic):
     def end_epoch(self) -> None:
         """The means of this epoch give the doubt of the next: its value without any support, its slope, and the scale of guesses."""
         total, count = self.sums
+        given = count.sum() / (count > 0).sum()  # mean of the classes with labels
         usual = (total / count).clamp(min=FLOOR)
         most = (GAIN * (2 * usual - 1)).clamp(0, 1)
-        self.line.copy_(
-            torch.where(count > 0, torch.stack([most, most / usual, (count.mean() / count).sqrt()]), self.line)
-        )
+        self.line.copy_(torch.where(count > 0, torch.stack([most, most / usual, (given / count).sqrt()]), self.line))
         self.sums.zero_()
 
     def forward(self, s: Batch) -> Tensor:
@@ -182,7 +182,7 @@ def robust(
     :math:`\min(1, \max(0, 5 (2 \bar r_c - 1)))`: a class that the model has not learned yet is not doubted.
 
     The strength :math:`s` starts at 0, which is cross entropy, and is measured once per epoch on a few labels that are withheld from the
-    model (:class:`~compensate.terms.Strength`). It rises where the model memorizes labels and, once learning has stopped, where it
+    model (:class:`~compensate.terms.Strength`). It rises where the model memorizes labels and, once learning has slowed down, where it
     predicts withheld labels well. Training that memorizes nothing, for example with strong augmentation, stays as it is.
 
     Call `criterion.end_epoch()` after each epoch. `print(criterion)` shows the strength, `Strength.of(criterion).curve()` its history.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from compensate.core.batch import Batch, Value, at
 from compensate.core.statistics import Statistic
+from compensate.core.validation import checked_whole
 from compensate.errors import check
 
 MEMORY = 10.0
@@ -39,7 +40,7 @@ class Strength(Statistic):
     the standard error of :math:`W`. The difference :math:`P - W` in the first epoch, where no label can have been memorized yet, is
     chance and is subtracted later. The first argument is the memorized share of the labels that the model cannot predict. The second
     is positive where the model is right more often than not in a class: its own predictions can then be trusted. It counts once the model
-    memorizes or has stopped learning: :math:`P - W - \sigma` is positive, or :math:`W` has risen by less than :math:`\sigma` in the epoch.
+    memorizes or learns slowly: the first argument is positive, or :math:`W` has risen by less than :math:`\sigma` in the last epoch.
 
     Samples that were withheld are trained on, and recorded as all others, once the strength is 1, since it cannot rise further. Before, they are
     never suspects.
@@ -68,6 +69,8 @@ class Strength(Statistic):
         self, num_samples: int, num_classes: int, share: float = 0.02, seed: int = 0, several: bool = False
     ) -> None:
         super().__init__()
+        num_samples = checked_whole("num_samples", num_samples, 1)
+        num_classes = checked_whole("num_classes", num_classes, 1)
         check(0 < share < 0.5, "a share of the samples between 0 and 0.5", share=share)
         self.num_samples, self.rolls, self.several = num_samples, True, several
         count = round(max(share * num_samples, min(ENOUGH_WITHHELD, 0.1 * num_samples)))

@@ -101,7 +101,7 @@ class EdgeRecord(Statistic):
     >>> criterion = Compensated(structure=record)
     >>> record.suspects()
        index     score  suggested  flagged
-        none: no sample was seen in training; train for some epochs before you call this
+        none: nothing was seen in training; train for some epochs before you call this
     """
 
     def __init__(self, term: Any, num_edges: int) -> None:
@@ -122,6 +122,7 @@ class EdgeRecord(Statistic):
 
     def suspects(self, top: int | None = None) -> Suspects:
         """The edges, most suspect first: `index` are their numbers; edges that lost more than half a weight on average are flagged."""
-        score = self.total / self.steps.clamp(min=1)
-        order = score.argsort(descending=True, stable=True)[: top if int(self.steps) else 0]
-        return Suspects(order, score[order], torch.zeros_like(order), score[order] > 0.5)
+        score, steps, edges = self.total / self.steps.clamp(min=1), int(self.steps), len(self.total)
+        order = score.argsort(descending=True, stable=True)[: top if steps else 0]
+        unjudged = 0 if steps else edges
+        return Suspects(order, score[order], torch.zeros_like(order), score[order] > 0.5, None, unjudged, edges)

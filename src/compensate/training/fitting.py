@@ -69,7 +69,7 @@ class Result:
     Attributes:
         config: with the defaults of the model filled in.
         history, best: the metrics of each epoch, and of the epoch with the highest validation accuracy, else test accuracy.
-        model, criterion: after the last epoch.
+        model, criterion: after the last epoch; with `average`, the model has the running mean of the weights.
 
     >>> result = fit(Config(data="digits", epochs=1))
     >>> result.selected_on, len(result.history), result.best is result.history[0]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from compensate.core.batch import Batch
 from compensate.core.criterion import Compensated
@@ -73,6 +74,13 @@ def rate(lr: float, step: int, total: int, *, schedule: str = "constant", warmup
     return lr * SCHEDULES[schedule]((step - rising) / max(total - rising, 1))
 
 
+def move_means(decay: float, means: Iterable[Tensor], values: Iterable[Tensor], _: Any) -> None:
+    """Moves running means toward the values; whole numbers, and values that have not changed, are copied."""
+    for mean, value in zip(means, values, strict=True):
+        moved = torch.lerp(mean, value, 1 - decay) if mean.is_floating_point() else value
+        mean.copy_(torch.where(mean == value, value, moved))
+
+
 def make_meta_optimizer(criterion: Compensated) -> torch.optim.Optimizer | None:
     """Adam for the networks of a criterion, which meta steps train; None if it has none."""
     parameters = networks(criterion)
@@ -109,7 +117,7 @@ class Learner:
         optimizer: makes the model's optimizer from its parameters.
         needs: the needs of the method, `METHODS[name].needs`.
         clip, hardware: maximum norm of the gradient; device, precision and processes.
-        average: the decay of a running mean of the weights after each step, for evaluation; None keeps no mean.
+        average: the decay of a running mean of the weights after each step, which is evaluated and stored; None keeps no mean.
         ranges: the samples that this process owns, if the tables of the criterion are cut among processes.
 
     >>> from compensate import methods
@@ -130,7 +138,7 @@ class Learner:
         self.model = model.to(self.device).train()
         self._mean: AveragedModel | None = None
         if average is not None:
-            self._mean = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(average), use_buffers=True)
+            self._mean = AveragedModel(self.model, multi_avg_fn=partial(move_means, average), use_buffers=True)
         criterion = criterion.to(self.device).train()
         # Terms on features and views, and teachers, read the inputs of the whole batch.
         self._given = criterion.reads_inputs or "teacher" in needs

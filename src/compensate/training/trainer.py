@@ -300,7 +300,7 @@ class Trainer:
         }  # fmt: skip
         if (strength := Strength.of(learner.criterion)) is not None:
             row["strength"] = float(strength.value)
-        # Running means of batch normalization differ between processes; the main process decides.
+        # Running means of batch normalization differ between processes; the main process decides for what is evaluated.
         self.processes.broadcast(learner.averaged.buffers())
         for name, samples in self.held_out.items():
             means = evaluate(learner.averaged, samples, device=self.device, processes=self.processes)
