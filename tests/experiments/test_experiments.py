@@ -288,11 +288,11 @@ def test_stated_gains_of_the_leading_method_are_the_stored_ones():
     (gain, count), (elr, _) = rows["cross entropy"], rows["tuned elr"]
     assert f"gains {gain.split()[0].lstrip('+')} points over cross-entropy (mean of {count} columns" in readme
     for name, words in (
-        ("early stopping", "over it with early stopping"),
+        ("early stopping", "over early stopping"),
         ("averaged weights", "over averaged weights"),
     ):
         assert f"{rows[f'cross entropy, {name}'][0].split()[0].lstrip('+')} {words}" in readme
-    assert f"the {rows['tuned elr'][1]} or {rows['cross entropy, averaged weights'][1]} columns" in readme
+    assert f"the {rows['tuned elr'][1]} to {rows['cross entropy, early stopping'][1]} columns" in readme
     for name in ("GCE", "SOP"):
         assert f"{rows[f'tuned {name.lower()}'][0].split()[0].lstrip('+')} over tuned {name}" in readme
     assert f"{elr.replace('+', '')}".replace(" (", " over tuned ELR (") in readme
