@@ -42,13 +42,14 @@ def who(number: int) -> tuple[int, int]:
 
 
 def wait_until_gone(pid: int, seconds: float = 120.0) -> None:
-    """Returns once the process has ended; an ended one whose parent does not ask for it counts."""
+    """Returns once all threads of the process have ended, even if its parent does not ask for it; threads keep pipes open."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
             stat = Path(f"/proc/{pid}/stat")
-            if stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            ended = stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
+            if ended and len(list(Path(f"/proc/{pid}/task").iterdir())) <= 1:
                 return
         except (ProcessLookupError, FileNotFoundError):
             return

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal, TypeVar, cast
@@ -72,12 +71,15 @@ def _in_processes(work: _Work[Answer], jobs: list[_Job], count: int, lost: _Work
     try:
         while waiting or busy:
             while waiting and len(busy) < count:
-                process, pipe = idle.pop() if idle else _start(work)
-                if not process.is_alive():  # killed between two jobs
-                    continue
+                used = bool(idle)
+                process, pipe = idle.pop() if used else _start(work)
                 job, deaths = waiting.popleft()
-                with suppress(OSError):  # killed just now: reading from the pipe then fails, too
+                try:
                     pipe.send(job)
+                except OSError:
+                    if used:  # killed between two jobs
+                        waiting.appendleft((job, deaths))
+                        continue
                 busy[pipe] = process, job, deaths
             for pipe in cast("list[Connection]", wait(list(busy))):
                 process, job, deaths = busy.pop(pipe)
