@@ -110,6 +110,7 @@ def section(path: Path) -> list[str]:
     said = (
         f"Small CIFAR-10 with 30 % random labels, no augmentation, {len(found)} seeds, defaults, last epoch, percent. `criterion.suspects()` of each "
         "training, and the audit on the same training images, by pixels and by what the network trained with `robust` computes before its last "
-        "layer. Samples that a method withholds count as last; these runs are older than the record of withheld samples from strength 1 on."
+        "layer. Samples that a method withholds count as last; these runs are older than the record of withheld samples from strength 1 on, "
+        "and than the present rule of strength and class counts."
     )
     return ["## Errors that a training finds by itself", said, table_lines(rows), "`python -m experiments suspects`"]
